@@ -5,15 +5,15 @@
   (:use "COMMON-LISP" "SB-ALIEN" "SB-SYS" "SBCL-HOST" "SBCL-HOST/EMBEDDING" "SBCL-HOST/DEBUGGER" "SBCL-HOST/TOOLS"
         "SBCL-HOST/TESTING")
   (:import-from "SB-INT" "ENCAPSULATE")
-  (:import-from "SBCL-HOST" "**THREAD-VARIABLES**" "*ASSUMPTIONS*" "*UNDO-QUERY*" "ASSUMPTION-PROBLEM"
-                 "CALL-WITH-THREAD-VARIABLES" "CHECK-ASSUMPTIONS" "CHECK-FORK-RESULT" "CHILD-OBSTACLE" "INSTALL-PATCHES"
-                 "MAKE-JOB" "READ-NO-OCTETS" "REMOVE-PATCHES" "RUN-QUERY" "TAKE-BUFFER" "THREAD-VARIABLES")
+  (:import-from "SBCL-HOST" "**THREAD-VARIABLES**" "*ASSUMPTIONS*" "*JOB-KINDS*" "*UNDO-QUERY*" "ASSUMPTION-PROBLEM"
+                 "CALL-WITH-THREAD-VARIABLES" "CHECK-ASSUMPTIONS" "CHECK-FORK-RESULT" "CHILD-OBSTACLE" "GUARD-STACK-ENDS"
+                 "INSTALL-PATCHES" "MAKE-JOB" "READ-NO-OCTETS" "REMOVE-PATCHES" "RUN-QUERY" "TAKE-BUFFER" "THREAD-VARIABLES")
   (:import-from "SBCL-HOST/EMBEDDING" "*MESSAGE-BUFFER*" "**PROGRAM-CALL-ADDRESS**" "+MAX-MESSAGE-WORDS+"
                  "ACQUIRE-MESSAGE-BUFFER" "BEGIN-MESSAGE" "BUFFER-CAPACITY" "CALL-PROGRAM" "CALL-WITH-REPLACEMENT"
                  "FINISH-MESSAGE" "HANDLE-OBJECT" "MAKE-HANDLE" "MESSAGE-TOO-LARGE" "PERFORM-PROGRAM-CALL" "PUT-HANDLE"
                  "PUT-WORD" "READ-PENDING-EXIT" "RELEASE-HANDLES" "RELEASE-MESSAGE-BUFFER" "RESERVE-WORDS"
-                 "RESIZE-MESSAGE-BUFFER" "RETURN-MESSAGE-BUFFER" "RUN-AND-REPORT-JOB" "TAG-NUMBER" "TOKEN-WORD"
-                 "WITH-HANDLE-TABLE")
+                 "RESIZE-MESSAGE-BUFFER" "RETURN-MESSAGE-BUFFER" "RUN-AND-REPORT-JOB" "START-LANE" "TAG-NUMBER"
+                 "TOKEN-WORD" "WITH-HANDLE-TABLE")
   (:import-from "SBCL-HOST/TESTING" "MAKE-TEST-RUN" "MAKE-VERDICT" "TEST-LIMIT"))
 
 (in-package "SBCL-HOST/TESTS")
@@ -427,6 +427,81 @@ BEGINNING is the beginning of the assumption's name."
                                         (incf replacements))))))
       (sb-thread:join-thread (sb-thread:make-thread #'end-twice) :default nil))
     (expect 1 replacements)))
+
+(defun make-unstarted-thread ()
+  "Return a thread that has not been started."
+  (sb-thread::%make-thread "host" nil (sb-thread:make-semaphore)))
+
+(define-test a-thread-of-the-host-that-is-ended-as-it-starts-still-begins-its-work
+  (flet ((begins-p (end)
+           (let* ((begun nil)
+                  (thread (start-host-thread (make-unstarted-thread) (lambda () (setf begun t)) '())))
+             (funcall (the function end) thread)
+             (sb-thread:join-thread thread :default nil)
+             begun)))
+    (loop repeat 200
+          do (expect t (begins-p (lambda (thread) (ignore-errors (sb-thread:terminate-thread thread))))))
+    ;; A new thread calls GUARD-STACK-ENDS first.
+    (encapsulate 'guard-stack-ends 'end (lambda (guard)
+                                          (funcall (the function guard))
+                                          (sb-thread:terminate-thread sb-thread:*current-thread*)))
+    (unwind-protect (expect t (begins-p #'identity))
+      (sb-int:unencapsulate 'guard-stack-ends 'end))))
+
+(defvar *job-offered* (sb-thread:make-semaphore)
+  "The semaphore on which OFFER-JOB waits.")
+
+(defvar *lanes-ended* nil
+  "True when OFFER-JOB makes the threads of lanes end.")
+
+(define-alien-callable offer-job (signed 32) ((lane (unsigned 32)) (job system-area-pointer))
+  (sb-thread:wait-on-semaphore *job-offered*)
+  (setf (sap-ref-64 job (field-offset "sbcl_job" "id")) (1+ lane)
+        (sap-ref-32 job (field-offset "sbcl_job" "kind")) (position :look *job-kinds*))
+  (if *lanes-ended* 0 1))
+
+(define-test a-lane-is-served-although-each-thread-is-ended-as-it-starts
+  (setf **next-job-function-address** (sap-int (alien-sap (alien-callable-function 'offer-job))))
+  (encapsulate 'sb-thread::start-thread 'end
+               (lambda (start thread function arguments)
+                 (funcall (the function start) thread
+                          (lambda (&rest arguments)
+                            (sb-thread:terminate-thread sb-thread:*current-thread*)
+                            (apply (the function function) arguments))
+                          arguments)))
+  (unwind-protect
+       (dolist (lane (list +inspection-lane+ +control-lane+))
+         (setf *events* '()
+               *lanes-ended* nil)
+         (let ((thread (start-lane lane))
+               (end (+ (get-internal-real-time) (* 60 internal-time-units-per-second))))
+           (sb-thread:signal-semaphore *job-offered*)
+           (loop until (or (find (event-code :done) *events* :key #'first) (> (get-internal-real-time) end))
+                 do (sleep 0.01))
+           (setf *lanes-ended* t)
+           (sb-thread:signal-semaphore *job-offered*)
+           (sb-thread:join-thread thread :default nil)
+           (expect 0 (second (find (event-code :done) *events* :key #'first)))))
+    (sb-int:unencapsulate 'sb-thread::start-thread 'end)
+    (setf **next-job-function-address** 0)))
+
+(define-test a-thread-of-the-host-is-not-started-while-another-thread-keeps-sbcls-lock
+  (let* ((thread (make-unstarted-thread))
+         (held (sb-thread:make-semaphore))
+         (release (sb-thread:make-semaphore))
+         (holder (sb-thread:make-thread (lambda ()
+                                          (sb-thread:with-mutex (sb-thread::*make-thread-lock*)
+                                            (sb-thread:signal-semaphore held)
+                                            (sb-thread:wait-on-semaphore release))))))
+    (sb-thread:wait-on-semaphore held)
+    (unwind-protect
+         (expect "Another thread holds a lock that is needed to start a thread."
+                 (handler-case (start-host-thread thread (lambda ()) '())
+                   (error (condition) (princ-to-string condition))))
+      (sb-thread:signal-semaphore release)
+      (sb-thread:join-thread holder))
+    (expect nil (find thread (sb-thread::avltree-filter #'sb-thread::avlnode-data sb-thread::*all-threads*)))
+    (expect :done (sb-thread:join-thread (start-host-thread (make-unstarted-thread) (lambda () :done) '())))))
 
 (defun spin (x)
   "Loop, but use X."

@@ -72,6 +72,41 @@ in use in **KEPT-BYTES-BEFORE-USER-THREADS**."
   "Functions without arguments to call before a thread starts. The functions end work that is only correct while no other
 thread starts, such as a trace with breakpoints.")
 
+(defconstant +sig-setmask+ #+linux 2 #-linux 3
+  "The value of the constant SIG_SETMASK in the C header signal.h.")
+
+(defconstant +start-lock-time+ 1/2
+  "The maximum number of seconds for which START-HOST-THREAD waits for SBCL's lock for starting threads.")
+
+(defun free-unstarted-thread (thread)
+  "Free the memory of THREAD if START-THREAD has unwound before the operating system started THREAD."
+  (let ((address (sb-thread::thread-primitive-thread thread)))
+    (unless (zerop address)
+      (setf (sb-thread::thread-primitive-thread thread) 0)
+      (sb-thread::delete-from-all-threads address)
+      (alien-funcall (extern-alien "free_thread_struct" (function void system-area-pointer)) (int-sap address)))))
+
+(defun start-with-blocked-signals (start thread function arguments)
+  "Start THREAD, which calls FUNCTION with ARGUMENTS and with SBCL's deferrable signals blocked. START is SBCL's
+START-THREAD. Signal an error if another thread keeps SBCL's lock for starting threads."
+  (declare (type function start))
+  (let ((set (make-array 128 :element-type '(unsigned-byte 8) :initial-element 0)))
+    (declare (dynamic-extent set))
+    (with-pinned-objects (set)
+      ;; A new thread inherits the blocked signals.
+      (alien-funcall (extern-alien "block_deferrable_signals" (function void system-area-pointer)) (vector-sap set))
+      (unwind-protect
+           (handler-case (with-deadline (:seconds +start-lock-time+ :override t)
+                           (funcall start thread function arguments))
+             (deadline-timeout ()
+               (free-unstarted-thread thread)
+               (error "Another thread holds a lock that is needed to start a thread.")))
+        (alien-funcall (extern-alien "pthread_sigmask" (function int int system-area-pointer system-area-pointer))
+                       +sig-setmask+ (vector-sap set) (int-sap 0))))))
+
+(defvar *starting-host-thread* nil
+  "True while START-HOST-THREAD starts a thread.")
+
 (defun start-job-thread (start thread function arguments)
   "Start THREAD, which calls FUNCTION with ARGUMENTS. START is SBCL's START-THREAD. A thread that an evaluation starts
 belongs to the evaluation, unless it is ephemeral, as a timer's thread is. When a call of the embedding program starts a
@@ -80,6 +115,7 @@ thread, the thread's output is the program's output. The threads of evaluations 
          (evaluation *evaluation*)
          (observer *signal-observer*)
          (function (sb-kernel:%coerce-callable-to-fun function))
+         (host *starting-host-thread*)
          (ephemeral (sb-thread::thread-ephemeral-p thread))
          (adopted (and evaluation (not ephemeral))))
     (dolist (function **thread-start-hooks**)
@@ -89,22 +125,43 @@ thread, the thread's output is the program's output. The threads of evaluations 
     (when adopted
       ;; The output that this thread has printed so far must come before the new thread's output.
       (flush-output))
-    (prog1 (funcall (the function start) thread
-                    (lambda (&rest arguments)
-                      (guard-stack-ends)
-                      (unblock-signals)
-                      (call-with-thread-variables
-                       (lambda ()
-                         (if adopted
-                             (call-as-job-thread job-id evaluation observer function arguments)
-                             ;; Keep only the program's job number: the program outlives the thread, but the job of an
-                             ;; evaluation may have ended.
-                             (let ((*job-id* (if (eql job-id +program-job+) job-id 0)))
-                               (with-user-code-boundary ()
-                                 (apply function arguments)))))))
-                    arguments)
-      (when adopted
-        (note-started-thread thread evaluation)))))
+    (labels ((work (arguments)
+               (call-with-thread-variables
+                (lambda ()
+                  (if adopted
+                      (call-as-job-thread job-id evaluation observer function arguments)
+                      ;; Keep only the program's job number: the program outlives the thread, but the job of an
+                      ;; evaluation may have ended.
+                      (let ((*job-id* (if (eql job-id +program-job+) job-id 0)))
+                        (with-user-code-boundary ()
+                          (apply function arguments)))))))
+             (begin (&rest arguments)
+               (guard-stack-ends)
+               (unblock-signals)
+               (work arguments))
+             (begin-host-thread (&rest arguments)
+               (without-interrupts
+                 (guard-stack-ends)
+                 ;; Unblock all signals in one step: a signal that arrives now is deferred, and while SBCL has a deferred
+                 ;; signal, the others must stay blocked.
+                 (sb-unix::unblock-deferrable-signals)
+                 (allow-with-interrupts (work arguments)))))
+      (if host
+          (start-with-blocked-signals start thread #'begin-host-thread arguments)
+          (funcall (the function start) thread #'begin arguments)))
+    (when adopted
+      (note-started-thread thread evaluation))
+    thread))
+
+(defun start-host-thread (thread function arguments)
+  "Start THREAD, a thread of the host, and return it. THREAD calls FUNCTION with ARGUMENTS and with interrupts off, so that
+user code cannot end THREAD before FUNCTION turns interrupts on. Signal an error if another thread keeps SBCL's lock for
+starting threads."
+  (let ((*starting-host-thread* t)
+        ;; With the job number of a call, START-JOB-THREAD would apply the limit of user threads to the new thread.
+        (*job-id* 0))
+    (without-interrupts
+      (sb-thread::start-thread thread function arguments))))
 
 ;;; Threads that have ended
 

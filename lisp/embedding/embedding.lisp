@@ -21,7 +21,7 @@
         (*caller-interruptible* t)
         (* nil) (** nil) (*** nil) (+ nil) (++ nil) (+++ nil) (/ nil) (// nil) (/// nil) (- nil)
         (sb-thread::*interrupt-handler* #'contain-single-interruption))
-    (unwind-protect (funcall function)
+    (unwind-protect (with-interrupts (funcall function))
       (flush-output)
       (return-message-buffer))))
 
@@ -39,18 +39,16 @@ a non-local exit is pending."
 (defun start-program-thread (serve number)
   "Start the program's thread NUMBER, which calls SERVE-PROGRAM with SERVE, the address of the program's function `serve'.
 If user code ends the thread, a new thread replaces it (see CALL-WITH-REPLACEMENT)."
-  (let ((thread (sb-thread::%make-thread (format nil "program ~D" number) nil (sb-thread:make-semaphore)))
-        ;; With the job number of a call, START-JOB-THREAD would apply the limit of user threads to the new thread.
-        (*job-id* 0))
+  (let ((thread (sb-thread::%make-thread (format nil "program ~D" number) nil (sb-thread:make-semaphore))))
     (publish (svref **program-threads** number) thread)
-    (sb-thread::start-thread thread
-                             (lambda ()
-                               (call-with-replacement
-                                (lambda () (call-as-program-thread (lambda () (serve-program serve number))))
-                                **program-threads**
-                                number
-                                (lambda () (start-program-thread serve number))))
-                             '())))
+    (start-host-thread thread
+                       (lambda ()
+                         (call-with-replacement
+                          (lambda () (call-as-program-thread (lambda () (serve-program serve number))))
+                          **program-threads**
+                          number
+                          (lambda () (start-program-thread serve number))))
+                       '())))
 
 (defconstant +max-program-threads+ 512
   "Maximum number of threads that work for the program. Equal to MAX_THREADS of src/image/program.rs.")

@@ -205,13 +205,14 @@ just before this function returns: an interruption while NEXT-JOB returns the jo
 (defvar *thread-abandoned* nil
   "True when the host has abandoned this thread, which must end.")
 
-(defun run-and-report-job (job)
-  "Perform JOB. Then notify the host that the job is over, and whether it succeeded."
+(defun run-and-report-job (job &optional interrupt-handler)
+  "Perform JOB. Then notify the host that the job is over, and whether it succeeded. INTERRUPT-HANDLER is called with the
+function of an interruption that arrives meanwhile; if it is NIL, the interruption may unwind."
   (let ((success nil)
         (*job-id* (job-id job)))
     ;; If JOB is an evaluation that was held and resumed, the job that is reported here as over is the job that resumed the
     ;; evaluation: see CHANGE-JOB.
-    (unwind-protect (let ((sb-thread::*interrupt-handler* nil))
+    (unwind-protect (let ((sb-thread::*interrupt-handler* interrupt-handler))
                       (setf success (run-job job)))
       (finish-job-output)
       (setf *thread-abandoned* (push-done success)))))
@@ -240,14 +241,15 @@ the next."
                      (if (begins-in-background-p job)
                          (setf (sb-thread:thread-name sb-thread:*current-thread*) "background")
                          (become-main-thread)))
-                   (run-and-report-job job)))))))
+                   ;; The jobs of the control lane call no user code, and their end must not be lost.
+                   (run-and-report-job job (and (eql lane +control-lane+) #'contain-single-interruption))))))))
 
 (defun await-signals ()
   "Make the host forward SBCL's signals to this thread, which has interrupts enabled and nothing else to do. The functions
 of timers that were made for no particular thread run in this thread. Never return."
   (next-job +signal-lane+)
   (let ((sb-thread::*interrupt-handler* #'contain-interruption))
-    (loop (sleep 86400))))
+    (with-interrupts (loop (sleep 86400)))))
 
 (defun remove-job-thread (thread)
   "Remove THREAD from the threads that evaluate or inspect."
@@ -258,14 +260,15 @@ of timers that were made for no particular thread run in this thread. Never retu
   "Call FUNCTION, the work of this thread, which is element NUMBER of the vector THREADS. If user code ends the thread
 before FUNCTION has returned, call REPLACE, which starts another thread for the work. If no thread can be started, this
 thread does not end, but calls FUNCTION again. Interrupts are off outside FUNCTION: a second interruption that ends the thread
-must not keep REPLACE from starting the other thread."
+must not keep REPLACE from starting the other thread. FUNCTION turns interrupts on when it has set *INTERRUPT-HANDLER*:
+otherwise, user code that ends each new thread at once would keep all of them from working."
   (declare (type function function replace) (type simple-vector threads) (type index number))
   (without-interrupts
     (loop
       (block work
         (let ((finished nil))
           (unwind-protect
-               (progn (with-local-interrupts (funcall function))
+               (progn (allow-with-interrupts (funcall function))
                       (setf finished t))
             (unless finished
               (guarded (funcall replace)
@@ -275,8 +278,8 @@ must not keep REPLACE from starting the other thread."
         (return)))))
 
 (defun run-lane-thread (lane)
-  "Serve LANE in this thread, which START-LANE started. If user code ends the thread, start another thread for LANE; but
-an evaluation thread is replaced only when the host asks for another thread."
+  "Serve LANE in this thread, which START-LANE started with interrupts off. If user code ends the thread, start another
+thread for LANE; but an evaluation thread is replaced only when the host asks for another thread."
   (if (eql lane +evaluation-lane+)
       (unwind-protect (run-lane lane)
         (remove-job-thread sb-thread:*current-thread*)
@@ -305,7 +308,7 @@ an evaluation thread is replaced only when the host asks for another thread."
     (handler-bind ((error (lambda (failure)
                             (declare (ignore failure))
                             (remove-job-thread thread))))
-      (sb-thread::start-thread thread #'run-lane-thread (list lane)))))
+      (start-host-thread thread #'run-lane-thread (list lane)))))
 
 (defun start-lanes ()
   "Start the threads of all lanes."

@@ -1488,6 +1488,60 @@ fn stuck_inspection_is_abandoned_after_another_thread_took_over() {
     other.call_ok("describe-symbol", json!({"name": "cdr"}));
 }
 
+/// User code that finds the server's threads through SBCL's internals may end them as they start.
+#[apply(both_modes)]
+fn requests_are_answered_although_user_code_ends_each_thread_that_starts(mode: Mode) {
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&[]);
+    let begun = server.home().join("begun");
+    define_endless_macro(&mut server, &begun);
+    server.evaluate(
+        "(defvar *kept* 1) (setf *kept* 2)
+         (sb-int:encapsulate 'sb-thread::start-thread 'end
+           (lambda (start thread function arguments)
+             (funcall start thread
+                      (lambda (&rest arguments)
+                        (sb-thread:terminate-thread sb-thread:*current-thread*)
+                        (apply function arguments))
+                      arguments)))",
+    );
+    let mut other = runtime.attach(&server);
+    other.post_call("macroexpand", json!({"form": "(endless)"}));
+    wait_until("the expansion runs", || begun.exists());
+    // A new thread takes over the inspections.
+    let begin = Instant::now();
+    call_ok(&mut server, "describe-symbol", json!({"name": "car"}));
+    assert!(begin.elapsed() < CANCELLATION_LIMIT, "{:?}", begin.elapsed());
+    // A background evaluation needs a new thread, too.
+    let text = call_ok(&mut server, "evaluate-lisp", json!({"code": "(+ 20 22)", "background": true}));
+    assert!(text.ends_with("Evaluation 3 continues in the background."), "{text}");
+    assert_eq!(call_ok(&mut server, "check-evaluation", json!({"id": 3, "wait": 25})), "=> 42");
+    assert!(server.evaluate("*kept*").ends_with("=> 2"));
+}
+
+/// SBCL needs the lock to start a thread. The Lisp thread that starts the server's other threads also interrupts evaluations.
+#[apply(both_modes)]
+fn background_evaluation_that_holds_the_lock_for_starting_threads_can_be_aborted(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(defvar *kept* 1) (setf *kept* 2)");
+    let begun = server.home().join("begun");
+    let holder = format!(
+        "(sb-thread:with-mutex (sb-thread::*make-thread-lock*) \
+           (with-open-file (s {begun:?} :direction :output)) (loop (sleep 1)))"
+    );
+    call_ok(&mut server, "evaluate-lisp", json!({"code": holder, "background": true}));
+    wait_until("the lock is held", || begun.exists());
+    call_ok(&mut server, "evaluate-lisp", json!({"code": "(+ 1 2)", "background": true}));
+    let failed = call_err(&mut server, "check-evaluation", json!({"id": 3, "wait": 25}));
+    assert!(failed.contains("Another thread holds a lock that is needed to start a thread."), "{failed}");
+    call_ok(&mut server, "abort-evaluation", json!({"id": 2}));
+    let aborted = call_err(&mut server, "check-evaluation", json!({"id": 2, "wait": 25}));
+    assert!(aborted.contains("[ERROR] CANCELLED"), "{aborted}");
+    call_ok(&mut server, "evaluate-lisp", json!({"code": "(+ 20 22)", "background": true}));
+    assert_eq!(call_ok(&mut server, "check-evaluation", json!({"id": 4, "wait": 25})), "=> 42");
+    assert!(server.evaluate("*kept*").ends_with("=> 2"));
+}
+
 /// The watchdog must not take an inspection within its time limit for a stall.
 #[test]
 fn inspection_that_times_out_loses_no_data() {
