@@ -18,20 +18,24 @@ affecting PACKAGE. LIST-ALL-PACKAGES does not list the copy."
 
 (defun new-qualified-names (text)
   "Return the symbols with a package prefix, or keywords, that reading TEXT would intern, as lists of package and name."
-  (let ((names '()))
-    (loop for start = 0 then (1+ colon)
-          for colon = (position #\: text :start start)
-          while colon
-          do (let* ((begin (1+ (or (position-if-not #'constituent-p text :end colon :from-end t) -1)))
-                    (name (or (position #\: text :start colon :test #'char/=) (length text)))
-                    (package (if (= begin colon)
-                                 (find-package "KEYWORD")
-                                 (find-package-leniently (subseq text begin colon)))))
-               (when (and package (< name (length text)) (constituent-p (char text name)))
-                 (let ((name (token-name text name)))
-                   (unless (nth-value 1 (find-symbol name package))
-                     (push (list package name) names))))))
-    names))
+  (declare (type source-text text))
+  (let ((names '())
+        (end 0))
+    (loop
+      (let* ((colon (or (position #\: text :start end) (return names)))
+             (begin (1+ (or (position-if-not #'constituent-p text :start end :end colon :from-end t) -1))))
+        ;; Each token is read only once: a string may contain many colons without spaces.
+        (setf end (or (position-if-not #'constituent-p text :start colon) (length text)))
+        (let* ((token (subseq text begin end))
+               (separator (nth-value 1 (read-name token)))
+               (name (and separator (position #\: token :start separator :test #'char/=)))
+               (package (cond ((null name) nil)
+                              ((zerop separator) (find-package "KEYWORD"))
+                              (t (find-package-leniently (subseq token 0 separator))))))
+          (when package
+            (let ((name (token-name text (+ begin name))))
+              (unless (nth-value 1 (find-symbol name package))
+                (push (list package name) names)))))))))
 
 (defun call-without-interning (text function)
   "Call FUNCTION, which reads TEXT, with *PACKAGE* bound to a private copy of the current package. Then unintern the

@@ -1,6 +1,7 @@
 //! The description of a client, from its handshake and from each of its requests.
 
-use rmcp::model::{ClientCapabilities, ProtocolVersion, RequestMetaObject, ServerResult};
+use rmcp::model::{ElicitationCapability, ProgressToken, ProtocolVersion, RequestMetaObject, ServerResult};
+use serde_json::Value;
 
 /// Key in the `_meta` of a request. The value `true` says that the client serves a person. Results then always have
 /// structured content, whose output is not shortened to `max-answer`, and the session's package in their `_meta`
@@ -12,33 +13,37 @@ pub(crate) const ONE_FORM_KEY: &str = "sbcl-mcp/one-form";
 /// Key in the `_meta` of a result. The value is the name of the session's package.
 pub(crate) const PACKAGE_KEY: &str = "sbcl-mcp/package";
 
-/// The protocol revision, metadata and capabilities of the client that made a request.
+/// The protocol revision, metadata and capabilities of the client that made a request. Thousands of requests may wait for
+/// their answers, so only what is used of the metadata and capabilities is kept: decoded JSON may take a hundred times the
+/// memory of its text.
 #[derive(Debug, Clone)]
 pub(super) struct Client {
     pub(super) version: ProtocolVersion,
-    pub(super) meta: RequestMetaObject,
-    /// The capabilities from the handshake, for requests without capabilities.
-    pub(super) capabilities: Option<ClientCapabilities>,
+    pub(super) progress_token: Option<ProgressToken>,
+    /// The client's capability to ask the user.
+    pub(super) elicitation: Option<ElicitationCapability>,
+    /// True if the client serves a person ([`FOR_PERSON_KEY`]).
+    pub(super) is_for_person: bool,
+    /// True if only the first form is to be evaluated ([`ONE_FORM_KEY`]).
+    pub(super) wants_one_form: bool,
 }
 
 impl Client {
-    /// Returns true if the client serves a person ([`FOR_PERSON_KEY`]).
-    pub(super) fn is_for_person(&self) -> bool {
-        self.has_flag(FOR_PERSON_KEY)
-    }
-
-    /// Returns true if only the first form is to be evaluated ([`ONE_FORM_KEY`]).
-    pub(super) fn wants_one_form(&self) -> bool {
-        self.has_flag(ONE_FORM_KEY)
-    }
-
-    fn has_flag(&self, key: &str) -> bool {
-        self.meta.0.0.get(key).and_then(serde_json::Value::as_bool) == Some(true)
-    }
-
-    /// Returns the client's capabilities from the request, or else from the handshake.
-    pub(super) fn capabilities(&self) -> Option<ClientCapabilities> {
-        self.meta.client_capabilities().or_else(|| self.capabilities.clone())
+    /// Creates the description from the `_meta` of a request. `elicitation` is the capability from the handshake, for a
+    /// request without capabilities.
+    pub(super) fn new(
+        version: ProtocolVersion,
+        meta: &RequestMetaObject,
+        elicitation: Option<ElicitationCapability>,
+    ) -> Self {
+        let has_flag = |key: &str| meta.0.0.get(key).and_then(Value::as_bool) == Some(true);
+        Self {
+            version,
+            progress_token: meta.get_progress_token(),
+            elicitation: meta.client_capabilities().map_or(elicitation, |capabilities| capabilities.elicitation),
+            is_for_person: has_flag(FOR_PERSON_KEY),
+            wants_one_form: has_flag(ONE_FORM_KEY),
+        }
     }
 
     /// Returns true if the client's protocol revision has no handshake.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use rmcp::model::{
-    CallToolRequestParams, ClientCapabilities, DiscoverResult, ErrorCode, ErrorData, Implementation,
+    CallToolRequestParams, DiscoverResult, ElicitationCapability, ErrorCode, ErrorData, Implementation,
     InitializeRequestParams, JsonObject, ListToolsResult, ProtocolVersion, RequestId, RequestMetaObject,
     ServerCapabilities, ServerConfig, ServerResult, ToolsCapability,
 };
@@ -61,8 +61,9 @@ pub(super) struct Conversation {
 /// The way in which the conversation was opened.
 #[derive(Debug, Clone)]
 enum OpeningKind {
-    /// An `initialize` request. Its protocol version and capabilities apply to later requests that carry none.
-    Handshake { version: ProtocolVersion, capabilities: ClientCapabilities },
+    /// An `initialize` request. Its protocol version and its capability to ask the user apply to later requests that carry
+    /// no version and no capabilities.
+    Handshake { version: ProtocolVersion, elicitation: Option<ElicitationCapability> },
     /// A request without a handshake (MCP 2026-07-28): each request carries a description of the client.
     Request,
 }
@@ -348,7 +349,7 @@ impl Conversation {
         if let Some(Ok(audience)) = audience.map(Audience::deserialize) {
             self.tools.session().set_audience(audience);
         }
-        *self.opened.lock() = Some(OpeningKind::Handshake { version, capabilities: params.capabilities });
+        *self.opened.lock() = Some(OpeningKind::Handshake { version, elicitation: params.capabilities.elicitation });
         Ok(result)
     }
 
@@ -366,7 +367,7 @@ impl Conversation {
         let requested = meta.protocol_version();
         let handshake = match &*opened {
             None if method == "ping" && requested.is_none() => return Ok(None),
-            Some(OpeningKind::Handshake { version, capabilities }) => Some((version.clone(), capabilities.clone())),
+            Some(OpeningKind::Handshake { version, elicitation }) => Some((version.clone(), elicitation.clone())),
             Some(OpeningKind::Request) | None => None,
         };
         let is_self_contained =
@@ -388,9 +389,9 @@ impl Conversation {
         if opened.is_none() && method != "server/discover" {
             *opened = Some(OpeningKind::Request);
         }
-        let (negotiated, capabilities) = handshake.unzip();
+        let (negotiated, elicitation) = handshake.unzip();
         let version = requested.or(negotiated).unwrap_or(ProtocolVersion::V_2026_07_28);
-        Ok(Some(Client { version, meta, capabilities }))
+        Ok(Some(Client::new(version, &meta, elicitation.flatten())))
     }
 }
 

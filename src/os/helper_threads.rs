@@ -2,6 +2,7 @@
 //! cancellations that end processes, the rendering of answers, and the deletion of large files.
 
 use std::collections::VecDeque;
+use std::io;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -12,7 +13,7 @@ type Work = Box<dyn FnOnce() + Send>;
 
 /// The maximum number of helper threads. While all helper threads are blocked, new work waits.
 const MAX_THREADS: usize = 64;
-/// The time after which a thread without work ends.
+/// The time after which a thread without work ends, except the thread that [`start`] starts.
 const IDLE_TIME: Duration = Duration::from_secs(1);
 
 struct Helpers {
@@ -33,10 +34,22 @@ static HELPERS: Mutex<Helpers> = Mutex::new(Helpers { work: VecDeque::new(), thr
 static WORK_PUSHED: Condvar = Condvar::new();
 static THREAD_IDLE: Condvar = Condvar::new();
 
+/// Starts a helper thread that never ends. It runs the work for which no other thread can be started, for example because
+/// evaluated code has used up the threads of the process.
+pub(crate) fn start() -> io::Result<()> {
+    HELPERS.lock().threads += 1;
+    spawn(Duration::MAX)
+}
+
 /// Runs `work` on another thread and returns at once. A panic in `work` is ignored.
 pub(crate) fn run(work: impl FnOnce() + Send + 'static) {
+    run_with(Box::new(work), || spawn(IDLE_TIME));
+}
+
+/// Runs `work` on another thread. Calls `start_thread` unless an idle thread can run it.
+fn run_with(work: Work, start_thread: impl FnOnce() -> io::Result<()>) {
     let mut helpers = HELPERS.lock();
-    helpers.work.push_back(Box::new(work));
+    helpers.work.push_back(work);
     if helpers.idle >= helpers.work.len() {
         WORK_PUSHED.notify_one();
         return;
@@ -46,10 +59,19 @@ pub(crate) fn run(work: impl FnOnce() + Send + 'static) {
     }
     helpers.threads += 1;
     drop(helpers);
-    if std::thread::Builder::new().name("sbcl-helper".to_owned()).spawn(run_queued_work).is_err() {
-        // The work stays queued for another thread, or for the next attempt to start a thread.
+    // If no thread can be started, the work stays queued for the threads that exist.
+    _ = start_thread();
+}
+
+/// Starts a thread, which is counted already. The thread ends after `idle_time` without work.
+fn spawn(idle_time: Duration) -> io::Result<()> {
+    let thread = std::thread::Builder::new().name("sbcl-helper".to_owned());
+    let spawned = thread.spawn(move || run_queued_work(idle_time)).map(drop);
+    if spawned.is_err() {
         HELPERS.lock().threads -= 1;
+        THREAD_IDLE.notify_all();
     }
+    spawned
 }
 
 /// Waits until no work is queued or running, or until `deadline`.
@@ -65,7 +87,7 @@ pub(crate) fn is_idle() -> bool {
     HELPERS.lock().is_idle()
 }
 
-fn run_queued_work() {
+fn run_queued_work(idle_time: Duration) {
     let mut helpers = HELPERS.lock();
     loop {
         if let Some(work) = helpers.work.pop_front() {
@@ -76,7 +98,7 @@ fn run_queued_work() {
         }
         helpers.idle += 1;
         THREAD_IDLE.notify_all();
-        let waited = WORK_PUSHED.wait_for(&mut helpers, IDLE_TIME);
+        let waited = WORK_PUSHED.wait_for(&mut helpers, idle_time);
         helpers.idle -= 1;
         if waited.timed_out() && helpers.work.is_empty() {
             helpers.threads -= 1;
@@ -101,6 +123,23 @@ mod tests {
         });
         wait_until_idle(std::time::Instant::now() + Duration::from_secs(20));
         assert_eq!(is_done.try_recv(), Ok(()));
+    }
+
+    #[test]
+    fn work_is_run_although_no_thread_can_be_started() {
+        start().unwrap();
+        let (done, is_done) = mpsc::channel();
+        for number in 0..8 {
+            let done = done.clone();
+            run_with(Box::new(move || done.send(number).unwrap()), || {
+                HELPERS.lock().threads -= 1;
+                Err(io::ErrorKind::WouldBlock.into())
+            });
+        }
+        drop(done);
+        for _ in 0..8 {
+            is_done.recv_timeout(Duration::from_secs(20)).unwrap();
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ use crate::config::{ImageConfig, Limits};
 use crate::error::{BootError, HoldEnd, InspectError};
 use crate::image::process::is_forked;
 use crate::image::{self, InterruptReason, ItemKind, Job, JobKind, Lane};
+use crate::os::helper_threads;
 use crate::outcome::{
     DefinitionCount, DefinitionFilter, DefinitionQuery, Definitions, ErrorRecord, Image, Outcome, Record,
     SymbolDescription, of_kind,
@@ -139,6 +140,7 @@ impl Session {
         std::thread::Builder::new()
             .name("sbcl-clock".to_owned())
             .spawn(move || clock.clock.run(|now| clock.interrupt_overdue(now)))
+            .and_then(|_| helper_threads::start())
             .map_err(|source| BootError::Os { what: "start a thread", source })?;
         let connection = inner.own_connection.clone();
         Ok(Self { inner, connection })

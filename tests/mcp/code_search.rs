@@ -733,6 +733,25 @@ fn macroexpand_agrees_with_lisp_at_every_depth() {
 }
 
 #[test]
+fn macroexpand_leaves_no_qualified_symbol_interned() {
+    let mut server = Server::ready();
+    server.evaluate("(defpackage \"a:b\" (:use))");
+    let form = "(when :new-1 (list cl-user::new-2 cl-user::|new: 3| |a:b|::new-4 \"cl-user::x:new-1\"))";
+    assert!(expand(&mut server, form, "all").starts_with("WHEN → IF\n\n"));
+    let find =
+        "(mapcar #'find-symbol '(\"NEW-1\" \"NEW-2\" \"new: 3\" \"NEW-4\") '(:keyword :cl-user :cl-user \"a:b\"))";
+    assert_eq!(server.evaluate(find), "=> (NIL NIL NIL NIL)");
+}
+
+#[test]
+fn macroexpand_of_a_string_with_many_colons_ends_within_its_time_limit() {
+    let mut server = Server::ready();
+    let form = format!("(when a (f \"{}\"))", "de:".repeat(30_000));
+    let text = expand(&mut server, &form, "full");
+    assert!(text.starts_with("WHEN → IF\n\n"), "{text}");
+}
+
+#[test]
 fn macroexpand_reports_errors_and_evaluates_only_macro_functions() {
     let mut server = Server::ready();
     server.evaluate(

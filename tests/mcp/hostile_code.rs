@@ -118,7 +118,7 @@ fn foreign(name: &str, types: &str, arguments: &str) -> String {
 }
 
 /// Returns the resident memory of a process in bytes.
-fn resident(pid: u32) -> u64 {
+pub(crate) fn resident(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process lives");
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("the line exists");
     line.split_ascii_whitespace().nth(1).expect("a number").parse::<u64>().expect("a number") * 1024

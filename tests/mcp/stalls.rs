@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::attach::{Client, RuntimeDirectory};
 use crate::client::{DEADLINE, Scratch, Server, call_err, call_ok, outcome};
+use crate::hostile_code::resident;
 use crate::processes::{is_alive, kill_worker, processes, wait_until, worker};
 use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
@@ -243,6 +244,33 @@ fn assert_peak_below_160_mib(server: &Server) {
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("its memory");
     let kibibytes: u64 = peak.trim().trim_end_matches(" kB").parse().expect("a number");
     assert!(kibibytes < 160 << 10, "the supervisor took {kibibytes} KiB");
+}
+
+/// Decoded JSON may take a hundred times the memory of its text.
+#[test]
+fn capabilities_and_metadata_of_waiting_calls_take_little_memory() {
+    const CALLS: usize = 50;
+    let objects = |count| vec![json!({"": 0}); count];
+    let mut server = Server::start();
+    let capabilities = json!({"experimental": {"x": {"y": objects(20_000)}}});
+    let info = json!({"name": "raw", "version": "1"});
+    let params = json!({"protocolVersion": "2025-06-18", "capabilities": capabilities, "clientInfo": info});
+    assert!(server.request("initialize", params)["result"].is_object());
+    server.assert_works();
+    let running = server.post_call("evaluate-lisp", json!({"code": "(sleep 100)", "timeout": 200}));
+    let worker = worker(&server);
+    let before = resident(worker);
+    let call = json!({"name": "evaluate-lisp", "arguments": {"code": "1"}, "_meta": {"x": objects(4_000)}});
+    let waiting = [(); CALLS].map(|()| server.post("tools/call", call.clone()));
+    // The ping is answered after all calls before it have been read.
+    server.request("ping", json!({}));
+    let grown = resident(worker).saturating_sub(before);
+    assert!(grown < 64 << 20, "the worker grew by {grown} bytes");
+    server.notify("notifications/cancelled", json!({"requestId": running}));
+    for id in waiting {
+        assert_eq!(server.outcome(id), ("=> 1".to_owned(), false));
+    }
+    server.assert_works();
 }
 
 /// The backlog that the server keeps for a client is bounded.

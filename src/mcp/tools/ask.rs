@@ -80,7 +80,7 @@ enum Channel {
 }
 
 fn channel(client: &Client) -> Channel {
-    match client.capabilities().and_then(|capabilities| capabilities.elicitation) {
+    match &client.elicitation {
         Some(modes) if modes.form.is_none() && modes.url.is_some() => Channel::Nobody,
         Some(_) if client.has_no_handshake() => Channel::Repeat,
         Some(_) => Channel::Request,

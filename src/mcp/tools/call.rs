@@ -45,7 +45,7 @@ impl Call {
 
     /// Returns true if the answer has structured content.
     pub(super) fn is_structured(&self) -> bool {
-        self.client.is_for_person() || self.context.options.structured
+        self.client.is_for_person || self.context.options.structured
     }
 
     /// Answers with a tool's result, or with the reason why the tool has no result.
@@ -83,7 +83,7 @@ impl Call {
         let mut reply = reply.into();
         let max = self.context.max_answer();
         let audience = self.session().audience();
-        let for_person = self.client.is_for_person();
+        let for_person = self.client.is_for_person;
         // A person's client shows the output in progress reports, and then the rest of the output in the structured content. So
         // this content is made before the output is shortened to fit the text.
         let output_len = |content: &Value| {
@@ -136,8 +136,8 @@ impl Call {
         PendingCall {
             inflight: self.context.inflight.clone(),
             request: self.responder.request_number(),
-            token: self.client.meta.get_progress_token(),
-            all_output: self.client.is_for_person(),
+            token: self.client.progress_token.clone(),
+            all_output: self.client.is_for_person,
         }
     }
 

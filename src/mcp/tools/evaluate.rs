@@ -70,7 +70,7 @@ impl ToolSpec for EvaluateLisp {
         let on_error = background::resolve_on_error(&session, OnErrorChoice::value_of(arguments.on_error), wait_limit)?;
         evaluation.hold = on_error != OnError::Abort;
         let asks = on_error == OnError::Ask;
-        let form_by_form = call.client.wants_one_form();
+        let form_by_form = call.client.wants_one_form;
         handle_with(move |call| {
             let job = match form_by_form {
                 true => Job::operation(evaluation, Operation::new("evaluate-form")),

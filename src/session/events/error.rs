@@ -139,12 +139,24 @@ impl ErrorBuilder {
 }
 
 /// A text that the reader found unbalanced.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) enum UnbalancedText {
     /// The submitted code.
     Code(Arc<str>),
     /// A file, by its path.
     File(String),
+}
+
+/// Two codes are equal if they are the same string in memory. Comparing their contents would take time under the
+/// scheduler's lock.
+impl PartialEq for UnbalancedText {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Code(code), Self::Code(other)) => Arc::ptr_eq(code, other),
+            (Self::File(path), Self::File(other)) => path == other,
+            _ => false,
+        }
+    }
 }
 
 impl UnbalancedText {
@@ -178,11 +190,10 @@ fn unbalanced_file(message: &str) -> Option<String> {
 /// Returns the position of form number `number`, which begins at character `start` of `code`.
 fn form_position(code: &Code, number: u64, start: usize) -> FormPosition {
     let TextPosition { offset, line_breaks, .. } = code.position(start);
-    FormPosition {
-        number,
-        line: 1 + line_breaks as u64,
-        text: code.text()[offset..].lines().next().unwrap_or_default().trim_end().chars().take(MAX_LOCATION).collect(),
-    }
+    // The scheduler's lock may be held, and the line may be long, so only its beginning is read.
+    let line = code.text()[offset..].chars().take_while(|character| *character != '\n').take(MAX_LOCATION);
+    let text = line.collect::<String>().trim_end().to_owned();
+    FormPosition { number, line: 1 + line_breaks as u64, text }
 }
 
 /// Makes a local variable from its name, its validity code and its value. `SBCL_EVENT_LOCAL` in ffi/sbcl_host.h defines
@@ -283,5 +294,39 @@ impl ErrorBuilder {
             _ => {}
         }
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn text_of_a_form_is_the_beginning_of_its_line() {
+        let text = |code: &str, start| form_position(&Code::new(code.into()), 1, start).text;
+        assert_eq!(text("(f)\n(g x) \t\r\n(h)", 4), "(g x)");
+        assert_eq!(text("(f) (g)", 4), "(g)");
+        assert_eq!(text("(f)", 3), "");
+        assert_eq!(text(&"λ".repeat(MAX_LOCATION + 1), 0), "λ".repeat(MAX_LOCATION));
+    }
+
+    #[test]
+    fn text_of_a_form_in_a_long_line_takes_little_time() {
+        let code = Code::new(format!("(f){}", " ".repeat(16 << 20)).into());
+        let begin = Instant::now();
+        for _ in 0..1_000 {
+            assert_eq!(form_position(&code, 1, 0).text, "(f)");
+        }
+        let time = begin.elapsed();
+        assert!(time < Duration::from_secs(1), "{time:?}");
+    }
+
+    #[test]
+    fn unbalanced_codes_are_compared_by_address() {
+        let code: Arc<str> = "(".into();
+        assert_eq!(UnbalancedText::Code(code.clone()), UnbalancedText::Code(code.clone()));
+        assert_ne!(UnbalancedText::Code(code), UnbalancedText::Code("(".into()));
     }
 }
