@@ -387,6 +387,54 @@ fn error_traps_in_interruptions() {
     still_works(&lisp);
 }
 
+/// Functions that trap in a handler of the previous trap: AGAIN without end, and NEST to a depth at which an error of TYPE is
+/// signalled.
+const NESTED_TRAPS: &str = "
+    (defun again (x)
+      (handler-bind ((error (lambda (condition) (declare (ignore condition)) (again x)))) (car x)))
+    (defun nest (depth x type)
+      (if (zerop depth)
+          (error type)
+          (handler-bind ((error (lambda (condition) (declare (ignore condition)) (nest (1- depth) x type)))) (car x))))";
+
+fn error_traps_in_reports() {
+    let lisp = boot();
+    lisp.load_str(NESTED_TRAPS).unwrap();
+    lisp.load_str(
+        "(define-condition unreportable (error) ()
+           (:report (lambda (condition stream) (declare (ignore condition stream)) (again 7))))",
+    )
+    .unwrap();
+    for depth in 0..8 {
+        let code = format!("(nest {depth} 7 'unreportable)");
+        let error = lisp.eval::<()>(&code).unwrap_err();
+        assert!(error.condition().is_some(), "{depth}: {error}");
+        assert!(lisp.session().evaluate(Evaluation::new(&code)).result.is_err(), "{depth}");
+        still_works(&lisp);
+    }
+}
+
+fn error_traps_in_the_programs_handler() {
+    static CAREFUL: OnceLock<Lisp> = OnceLock::new();
+    let lisp = boot();
+    lisp.load_str(NESTED_TRAPS).unwrap();
+    let careful = CAREFUL.get_or_init(|| {
+        lisp.with_handler(|_| {
+            // An error in this call is passed to this handler, too.
+            let _ = CAREFUL.get().map(|careful| careful.call::<()>("car", (7,)));
+            None
+        })
+    });
+    for depth in 0..8 {
+        let error = careful.eval::<()>(&format!("(nest {depth} 7 'simple-error)")).unwrap_err();
+        assert!(error.condition().is_some(), "{depth}: {error}");
+        still_works(&lisp);
+    }
+    let error = careful.eval::<()>("(again 7)").unwrap_err();
+    assert!(error.condition().is_some_and(|condition| condition.message().contains("nested too deeply")), "{error}");
+    still_works(&lisp);
+}
+
 #[test]
 fn nested_signal_handlers_do_not_end_the_process() {
     run_probes(
@@ -398,7 +446,40 @@ fn nested_signal_handlers_do_not_end_the_process() {
             ("float_traps_in_handlers", float_traps_in_handlers),
             ("loops_in_nested_handlers", loops_in_nested_handlers),
             ("error_traps_in_interruptions", error_traps_in_interruptions),
+            ("error_traps_in_reports", error_traps_in_reports),
+            ("error_traps_in_the_programs_handler", error_traps_in_the_programs_handler),
         ],
+    );
+}
+
+fn errors_nested_in_handlers() {
+    let lisp = boot();
+    lisp.load_str(
+        "(defun standard-streams () (list sb-sys:*stdin* sb-sys:*stdout* sb-sys:*stderr* sb-sys:*tty*))
+         (defvar *streams* (standard-streams))
+         (defun again ()
+           (handler-bind ((error (lambda (condition) (declare (ignore condition)) (again)))) (error \"outer\")))",
+    )
+    .unwrap();
+    let (plain, messages) = (lisp.clone(), Arc::new(Mutex::new(Vec::new())));
+    let seen = messages.clone();
+    let careful = lisp.with_handler(move |_| {
+        let inner = plain.eval::<()>("(error \"inner\")").unwrap_err();
+        seen.lock().unwrap().push(inner.condition().map(|condition| condition.message().to_owned()));
+        None
+    });
+    let error = careful.eval::<()>("(again)").unwrap_err();
+    assert!(error.condition().is_some_and(|condition| condition.message().contains("nesting depth")), "{error}");
+    assert_eq!(*messages.lock().unwrap(), [Some("inner".to_owned())]);
+    assert!(lisp.eval::<bool>("(every #'eq *streams* (standard-streams))").unwrap());
+    still_works(&lisp);
+}
+
+#[test]
+fn errors_nested_in_handlers_leave_the_standard_streams_alone() {
+    run_probes(
+        "errors_nested_in_handlers_leave_the_standard_streams_alone",
+        &[("errors_nested_in_handlers", errors_nested_in_handlers)],
     );
 }
 
