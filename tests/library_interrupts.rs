@@ -426,7 +426,7 @@ fn error_traps_in_the_programs_handler() {
         })
     });
     for depth in 0..8 {
-        let error = careful.eval::<()>(&format!("(nest {depth} 7 'simple-error)")).unwrap_err();
+        let error = careful.eval::<()>(&format!("(nest {depth} 7 'program-error)")).unwrap_err();
         assert!(error.condition().is_some(), "{depth}: {error}");
         still_works(&lisp);
     }

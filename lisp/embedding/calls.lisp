@@ -500,6 +500,8 @@ the handler returned an error, or a restart that Lisp cannot read, return the er
   (let* ((*handler-available* nil)
          (*handler-depth* (1+ *handler-depth*))
          (asked nil)
+         ;; The limit of nested errors does not count the errors that led to this one.
+         (sb-kernel::*current-error-depth* 0)
          (choice (guarded (call-program +program-ask+ (lambda (buffer)
                                                         (put-report buffer report)
                                                         (setf asked t)))
@@ -517,7 +519,9 @@ the handler returned an error, or a restart that Lisp cannot read, return the er
          (restart (and choice (find-restart-named (first choice) (first report)))))
     (when restart
       (check-room-for-arguments (rest choice))
-      (apply #'invoke-restart restart (rest choice)))))
+      (apply #'invoke-restart restart (rest choice))
+      ;; A restart of RESTART-BIND may return. Its value is no error.
+      nil)))
 
 (defun find-restart-named (name condition)
   "Return the innermost restart for CONDITION whose name is the string NAME, or NIL. Ignore the case and the package of
@@ -539,7 +543,11 @@ the condition and return SBCL_CALL_FAILED."
             (flet ((fail (condition)
                      (let* ((hook (frame-pointer-here))
                             (report (condition-report condition hook))
-                            (failure (and *handler-available* (< *handler-depth* +max-handler-depth+) (ask-handler report))))
+                            (failure (and *handler-available*
+                                          (< *handler-depth* +max-handler-depth+)
+                                          ;; The handler's calls may need more contexts.
+                                          (not (few-interrupt-contexts-left-p))
+                                          (ask-handler report))))
                        (return-from failed (if failure (condition-report failure hook) report)))))
               (declare (dynamic-extent #'fail))
               (let ((*on-debugger* #'fail)
