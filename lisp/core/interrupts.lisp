@@ -154,10 +154,6 @@ handles its own errors."
 (defconstant +max-nested-interruptions+ 4
   "The maximum number of interruptions that interrupt each other in a thread.")
 
-(declaim (type fixnum *nested-interruptions*))
-(defvar *nested-interruptions* 0
-  "The number of interruptions that run in this thread.")
-
 (defvar *interruption-waits* nil
   "True when an interruption waits until the innermost running interruption has ended.")
 
