@@ -1715,6 +1715,117 @@ fn time_limits_hold_in_handlers_finalizers_timers_and_with_any_reader_settings()
     );
 }
 
+/// Boots an image in which the function `signal-second` signals an error with the restart `go-on`, which sets
+/// `*went-on*`.
+fn boot_with_errors_of_interruptions() -> Lisp {
+    let lisp = boot();
+    lisp.load_str(
+        "(defvar *went-on* nil)
+         (defun signal-second () (restart-case (error \"second\") (go-on () (setf *went-on* t))))
+         (defun interrupt (thread) (sb-thread:interrupt-thread thread #'signal-second))",
+    )
+    .unwrap();
+    lisp
+}
+
+/// The message of the condition with which a call failed.
+fn message_of<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+    let error = result.unwrap_err();
+    error.condition().map_or_else(|| error.to_string(), |condition| condition.message().to_owned())
+}
+
+/// An interruption that arrives while the handler runs is taken when the handler has returned.
+fn interruption_while_a_handler_runs() {
+    let lisp = boot_with_errors_of_interruptions();
+    lisp.load_str("(defvar *caller* nil) (defun interrupt-caller () (interrupt *caller*))").unwrap();
+    let code = "(progn (setf *caller* sb-thread:*current-thread*)
+                       (restart-case (error \"first\") (use-value (value) value)))";
+    for answers_second in [true, false] {
+        let other = lisp.clone();
+        let handled = lisp.with_handler(move |condition| {
+            if condition.message() == "second" {
+                return answers_second.then(|| Restart::named("go-on"));
+            }
+            let other = other.clone();
+            std::thread::spawn(move || other.call::<()>("interrupt-caller", ())).join().unwrap().unwrap();
+            Some(Restart::invoke("use-value", 7))
+        });
+        let result = soon(move || handled.eval::<i64>(code));
+        if answers_second {
+            assert_eq!(result.unwrap(), 7);
+            assert!(lisp.eval::<bool>("*went-on*").unwrap());
+        } else {
+            assert_eq!(message_of(result), "second");
+        }
+    }
+}
+
+/// An interruption that arrives while an error is described, before the handler is asked.
+fn interruption_while_an_error_is_described() {
+    let lisp = boot_with_errors_of_interruptions();
+    lisp.load_str(
+        "(define-condition first-error (error) ()
+           (:report (lambda (condition stream)
+                      (declare (ignore condition))
+                      (interrupt sb-thread:*current-thread*)
+                      (write-string \"first\" stream))))",
+    )
+    .unwrap();
+    let code = "(restart-case (error 'first-error) (use-value (value) value))";
+    let handled = lisp.with_handler(|condition| match condition.message() {
+        "first" => Some(Restart::invoke("use-value", 7)),
+        "second" => Some(Restart::named("go-on")),
+        _ => None,
+    });
+    assert_eq!(soon(move || handled.eval::<i64>(code)).unwrap(), 7);
+    let plain = lisp.clone();
+    assert_eq!(message_of(soon(move || plain.eval::<i64>(code))), "second");
+    // The code that is interrupted may handle the error.
+    let code = format!("(handler-case {code} (simple-error () 8))");
+    assert_eq!(soon(move || lisp.eval::<i64>(&code)).unwrap(), 8);
+}
+
+/// An interruption that arrives while Lisp writes the elements of a list for Rust.
+fn interruption_while_values_are_written() {
+    let lisp = boot_with_errors_of_interruptions();
+    lisp.load_str(
+        "(sb-ext:unlock-package :sbcl-host/embedding)
+         (defvar *interrupts* nil)
+         (sb-int:encapsulate 'sbcl-host/embedding::put-list 'interrupt
+                             (lambda (put-list &rest arguments)
+                               (when (shiftf *interrupts* nil)
+                                 (interrupt sb-thread:*current-thread*))
+                               (apply put-list arguments)))
+         (defun texts () (setf *interrupts* t) (list \"a\" \"b\"))",
+    )
+    .unwrap();
+    let plain = lisp.clone();
+    let error = soon(move || plain.call::<Vec<String>>("texts", ())).unwrap_err();
+    let condition = error.condition().expect("a condition");
+    assert_eq!(condition.message(), "second");
+    assert!(condition.backtrace().contains("(SIGNAL-SECOND)"), "{:?}", condition.frames());
+    let handled = lisp.with_handler(|condition| (condition.message() == "second").then(|| Restart::named("go-on")));
+    assert_eq!(soon(move || handled.call::<Vec<String>>("texts", ())).unwrap(), ["a", "b"]);
+    // The error says nothing about the list.
+    let plain = lisp.clone();
+    let message = message_of(soon(move || plain.call::<Result<Vec<String>, Value>>("texts", ())));
+    assert!(message.contains(": second"), "{message}");
+    let circle = "(let ((list (list 1))) (setf (cdr list) list))";
+    assert!(soon(move || lisp.eval::<Result<Vec<i64>, Value>>(circle)).unwrap().is_err());
+}
+
+#[test]
+fn error_of_an_interruption_is_no_failure_of_the_code_that_it_interrupts() {
+    run_probes(
+        "error_of_an_interruption_is_no_failure_of_the_code_that_it_interrupts",
+        &[
+            ("interruption_while_a_handler_runs", interruption_while_a_handler_runs),
+            ("interruption_while_an_error_is_described", interruption_while_an_error_is_described),
+            ("interruption_while_values_are_written", interruption_while_values_are_written),
+        ],
+    );
+}
+
 /// A guard that calls its function when it is dropped.
 struct CallOnDrop(Option<Box<dyn FnOnce()>>);
 

@@ -156,10 +156,6 @@ the image if an error occurs in the debugger."
 (defconstant +max-nested-interruptions+ 4
   "The maximum number of interruptions that interrupt each other in a thread.")
 
-(declaim (type fixnum *nested-interruptions*))
-(defvar *nested-interruptions* 0
-  "The number of interruptions that run in this thread.")
-
 (defvar *interruption-waits* nil
   "True when an interruption waits until the innermost running interruption has ended.")
 
