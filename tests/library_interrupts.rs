@@ -387,6 +387,54 @@ fn error_traps_in_interruptions() {
     still_works(&lisp);
 }
 
+/// Functions that trap in a handler of the previous trap: AGAIN without end, and NEST to a depth at which an error of TYPE is
+/// signalled.
+const NESTED_TRAPS: &str = "
+    (defun again (x)
+      (handler-bind ((error (lambda (condition) (declare (ignore condition)) (again x)))) (car x)))
+    (defun nest (depth x type)
+      (if (zerop depth)
+          (error type)
+          (handler-bind ((error (lambda (condition) (declare (ignore condition)) (nest (1- depth) x type)))) (car x))))";
+
+fn error_traps_in_reports() {
+    let lisp = boot();
+    lisp.load_str(NESTED_TRAPS).unwrap();
+    lisp.load_str(
+        "(define-condition unreportable (error) ()
+           (:report (lambda (condition stream) (declare (ignore condition stream)) (again 7))))",
+    )
+    .unwrap();
+    for depth in 0..8 {
+        let code = format!("(nest {depth} 7 'unreportable)");
+        let error = lisp.eval::<()>(&code).unwrap_err();
+        assert!(error.condition().is_some(), "{depth}: {error}");
+        assert!(lisp.session().evaluate(Evaluation::new(&code)).result.is_err(), "{depth}");
+        still_works(&lisp);
+    }
+}
+
+fn error_traps_in_the_programs_handler() {
+    static CAREFUL: OnceLock<Lisp> = OnceLock::new();
+    let lisp = boot();
+    lisp.load_str(NESTED_TRAPS).unwrap();
+    let careful = CAREFUL.get_or_init(|| {
+        lisp.with_handler(|_| {
+            // An error in this call is passed to this handler, too.
+            let _ = CAREFUL.get().map(|careful| careful.call::<()>("car", (7,)));
+            None
+        })
+    });
+    for depth in 0..8 {
+        let error = careful.eval::<()>(&format!("(nest {depth} 7 'program-error)")).unwrap_err();
+        assert!(error.condition().is_some(), "{depth}: {error}");
+        still_works(&lisp);
+    }
+    let error = careful.eval::<()>("(again 7)").unwrap_err();
+    assert!(error.condition().is_some_and(|condition| condition.message().contains("nested too deeply")), "{error}");
+    still_works(&lisp);
+}
+
 #[test]
 fn nested_signal_handlers_do_not_end_the_process() {
     run_probes(
@@ -398,7 +446,40 @@ fn nested_signal_handlers_do_not_end_the_process() {
             ("float_traps_in_handlers", float_traps_in_handlers),
             ("loops_in_nested_handlers", loops_in_nested_handlers),
             ("error_traps_in_interruptions", error_traps_in_interruptions),
+            ("error_traps_in_reports", error_traps_in_reports),
+            ("error_traps_in_the_programs_handler", error_traps_in_the_programs_handler),
         ],
+    );
+}
+
+fn errors_nested_in_handlers() {
+    let lisp = boot();
+    lisp.load_str(
+        "(defun standard-streams () (list sb-sys:*stdin* sb-sys:*stdout* sb-sys:*stderr* sb-sys:*tty*))
+         (defvar *streams* (standard-streams))
+         (defun again ()
+           (handler-bind ((error (lambda (condition) (declare (ignore condition)) (again)))) (error \"outer\")))",
+    )
+    .unwrap();
+    let (plain, messages) = (lisp.clone(), Arc::new(Mutex::new(Vec::new())));
+    let seen = messages.clone();
+    let careful = lisp.with_handler(move |_| {
+        let inner = plain.eval::<()>("(error \"inner\")").unwrap_err();
+        seen.lock().unwrap().push(inner.condition().map(|condition| condition.message().to_owned()));
+        None
+    });
+    let error = careful.eval::<()>("(again)").unwrap_err();
+    assert!(error.condition().is_some_and(|condition| condition.message().contains("nesting depth")), "{error}");
+    assert_eq!(*messages.lock().unwrap(), [Some("inner".to_owned())]);
+    assert!(lisp.eval::<bool>("(every #'eq *streams* (standard-streams))").unwrap());
+    still_works(&lisp);
+}
+
+#[test]
+fn errors_nested_in_handlers_leave_the_standard_streams_alone() {
+    run_probes(
+        "errors_nested_in_handlers_leave_the_standard_streams_alone",
+        &[("errors_nested_in_handlers", errors_nested_in_handlers)],
     );
 }
 
@@ -1630,6 +1711,117 @@ fn time_limits_hold_in_handlers_finalizers_timers_and_with_any_reader_settings()
             ("limit_in_a_handler_of_an_unwritable_value", limit_in_a_handler_of_an_unwritable_value),
             ("limit_in_a_finalizer", limit_in_a_finalizer),
             ("timer_of_an_idle_thread", timer_of_an_idle_thread),
+        ],
+    );
+}
+
+/// Boots an image in which the function `signal-second` signals an error with the restart `go-on`, which sets
+/// `*went-on*`.
+fn boot_with_errors_of_interruptions() -> Lisp {
+    let lisp = boot();
+    lisp.load_str(
+        "(defvar *went-on* nil)
+         (defun signal-second () (restart-case (error \"second\") (go-on () (setf *went-on* t))))
+         (defun interrupt (thread) (sb-thread:interrupt-thread thread #'signal-second))",
+    )
+    .unwrap();
+    lisp
+}
+
+/// The message of the condition with which a call failed.
+fn message_of<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+    let error = result.unwrap_err();
+    error.condition().map_or_else(|| error.to_string(), |condition| condition.message().to_owned())
+}
+
+/// An interruption that arrives while the handler runs is taken when the handler has returned.
+fn interruption_while_a_handler_runs() {
+    let lisp = boot_with_errors_of_interruptions();
+    lisp.load_str("(defvar *caller* nil) (defun interrupt-caller () (interrupt *caller*))").unwrap();
+    let code = "(progn (setf *caller* sb-thread:*current-thread*)
+                       (restart-case (error \"first\") (use-value (value) value)))";
+    for answers_second in [true, false] {
+        let other = lisp.clone();
+        let handled = lisp.with_handler(move |condition| {
+            if condition.message() == "second" {
+                return answers_second.then(|| Restart::named("go-on"));
+            }
+            let other = other.clone();
+            std::thread::spawn(move || other.call::<()>("interrupt-caller", ())).join().unwrap().unwrap();
+            Some(Restart::invoke("use-value", 7))
+        });
+        let result = soon(move || handled.eval::<i64>(code));
+        if answers_second {
+            assert_eq!(result.unwrap(), 7);
+            assert!(lisp.eval::<bool>("*went-on*").unwrap());
+        } else {
+            assert_eq!(message_of(result), "second");
+        }
+    }
+}
+
+/// An interruption that arrives while an error is described, before the handler is asked.
+fn interruption_while_an_error_is_described() {
+    let lisp = boot_with_errors_of_interruptions();
+    lisp.load_str(
+        "(define-condition first-error (error) ()
+           (:report (lambda (condition stream)
+                      (declare (ignore condition))
+                      (interrupt sb-thread:*current-thread*)
+                      (write-string \"first\" stream))))",
+    )
+    .unwrap();
+    let code = "(restart-case (error 'first-error) (use-value (value) value))";
+    let handled = lisp.with_handler(|condition| match condition.message() {
+        "first" => Some(Restart::invoke("use-value", 7)),
+        "second" => Some(Restart::named("go-on")),
+        _ => None,
+    });
+    assert_eq!(soon(move || handled.eval::<i64>(code)).unwrap(), 7);
+    let plain = lisp.clone();
+    assert_eq!(message_of(soon(move || plain.eval::<i64>(code))), "second");
+    // The code that is interrupted may handle the error.
+    let code = format!("(handler-case {code} (simple-error () 8))");
+    assert_eq!(soon(move || lisp.eval::<i64>(&code)).unwrap(), 8);
+}
+
+/// An interruption that arrives while Lisp writes the elements of a list for Rust.
+fn interruption_while_values_are_written() {
+    let lisp = boot_with_errors_of_interruptions();
+    lisp.load_str(
+        "(sb-ext:unlock-package :sbcl-host/embedding)
+         (defvar *interrupts* nil)
+         (sb-int:encapsulate 'sbcl-host/embedding::put-list 'interrupt
+                             (lambda (put-list &rest arguments)
+                               (when (shiftf *interrupts* nil)
+                                 (interrupt sb-thread:*current-thread*))
+                               (apply put-list arguments)))
+         (defun texts () (setf *interrupts* t) (list \"a\" \"b\"))",
+    )
+    .unwrap();
+    let plain = lisp.clone();
+    let error = soon(move || plain.call::<Vec<String>>("texts", ())).unwrap_err();
+    let condition = error.condition().expect("a condition");
+    assert_eq!(condition.message(), "second");
+    assert!(condition.backtrace().contains("(SIGNAL-SECOND)"), "{:?}", condition.frames());
+    let handled = lisp.with_handler(|condition| (condition.message() == "second").then(|| Restart::named("go-on")));
+    assert_eq!(soon(move || handled.call::<Vec<String>>("texts", ())).unwrap(), ["a", "b"]);
+    // The error says nothing about the list.
+    let plain = lisp.clone();
+    let message = message_of(soon(move || plain.call::<Result<Vec<String>, Value>>("texts", ())));
+    assert!(message.contains(": second"), "{message}");
+    let circle = "(let ((list (list 1))) (setf (cdr list) list))";
+    assert!(soon(move || lisp.eval::<Result<Vec<i64>, Value>>(circle)).unwrap().is_err());
+}
+
+#[test]
+fn error_of_an_interruption_is_no_failure_of_the_code_that_it_interrupts() {
+    run_probes(
+        "error_of_an_interruption_is_no_failure_of_the_code_that_it_interrupts",
+        &[
+            ("interruption_while_a_handler_runs", interruption_while_a_handler_runs),
+            ("interruption_while_an_error_is_described", interruption_while_an_error_is_described),
+            ("interruption_while_values_are_written", interruption_while_values_are_written),
         ],
     );
 }

@@ -98,6 +98,20 @@ fn builder_streams_on_warning_heap_and_threads_options_take_effect() {
     assert!(text.contains("simple-warning: by hand") && text.contains("undefined function"), "{text}");
     assert_eq!(stderr.text(), "to stderr");
 
+    // A warning in a nested call first reaches the handlers of the Lisp code that made the call.
+    let inner = lisp.clone();
+    lisp.define("host:warned", "Warn in a nested call.", move || inner.eval::<()>("(warn \"nested\")")).unwrap();
+    lisp.eval::<()>("(handler-bind ((warning #'muffle-warning)) (host:warned))").unwrap();
+    assert!(!warnings.text().contains("nested"), "{}", warnings.text());
+    let seen = lisp.eval::<i64>(
+        "(let ((count 0))
+           (handler-bind ((warning (lambda (warning) (declare (ignore warning)) (incf count))))
+             (host:warned))
+           count)",
+    );
+    assert_eq!(seen.unwrap(), 1);
+    assert_eq!(warnings.text().matches("nested").count(), 1, "{}", warnings.text());
+
     // A thread that Lisp started prints to the same stream, even after the call that started it.
     lisp.eval::<()>(
         r#"(defvar *over* (sb-thread:make-semaphore))

@@ -140,23 +140,21 @@ interrupt contexts in use."
   (:documentation "The error with which code fails that signals an error while few interrupt contexts are left."))
 
 (defun count-nested-error (infinite-error-protector)
-  "Call INFINITE-ERROR-PROTECTOR, SBCL's function, which counts the errors that are being signalled and limits their number.
-Errors that are nested in handlers may use up the interrupt contexts before they reach this limit: while few contexts are
-left, enter the debugger without calling handlers, as SBCL's function does at its limit. The code that reports an error
-handles its own errors."
+  "Call INFINITE-ERROR-PROTECTOR, SBCL's function, which returns the number of errors that are being signalled. Errors that
+are nested in handlers may use up the interrupt contexts before they reach SBCL's limit: while few contexts are left, enter
+the debugger without calling handlers. The code that reports an error handles its own errors, and may use one more context.
+At SBCL's limit, enter the debugger, too. SBCL's function would print a backtrace first, and replace the standard streams of
+the image if an error occurs in the debugger."
   (declare (type function infinite-error-protector))
-  (if (and (not *quiet-debugger*)
-           ;; Handlers would run in the contexts that are in use now, and an interruption of the handlers needs one more.
-           (few-interrupt-contexts-left-p))
-      (invoke-debugger (make-condition 'interrupt-contexts-exhausted))
-      (funcall infinite-error-protector)))
+  ;; Handlers would run in the contexts that are in use now, and an interruption of the handlers needs one more.
+  (cond ((few-interrupt-contexts-left-p (- sb-kernel:*free-interrupt-context-index* (if *quiet-debugger* 1 0)))
+         (invoke-debugger (make-condition 'interrupt-contexts-exhausted)))
+        ((and (host-started-p) (> sb-kernel::*current-error-depth* sb-kernel:*maximum-error-depth*))
+         (invoke-debugger (make-condition 'simple-error :format-control "Maximum error nesting depth exceeded")))
+        (t (funcall infinite-error-protector))))
 
 (defconstant +max-nested-interruptions+ 4
   "The maximum number of interruptions that interrupt each other in a thread.")
-
-(declaim (type fixnum *nested-interruptions*))
-(defvar *nested-interruptions* 0
-  "The number of interruptions that run in this thread.")
 
 (defvar *interruption-waits* nil
   "True when an interruption waits until the innermost running interruption has ended.")

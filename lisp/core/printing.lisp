@@ -40,22 +40,40 @@ the condition, a frame pointer and the current handlers.")
   "A function that is called in place of the debugger in this thread, or NIL. The argument is the condition. The function
 must not return.")
 
+(declaim (type fixnum *nested-interruptions*))
+(defvar *nested-interruptions* 0
+  "The number of interruptions that run in this thread.")
+
+(defvar *interruptions-pass-guards* nil
+  "True when a condition that an interruption signals passes the calls of CALL-GUARDED that the interruption has interrupted:
+the condition goes to the handlers outside these calls, and then to the outer value of *ON-DEBUGGER*, if it is not NIL.")
+
 (defun call-guarded (function failure)
   "Call FUNCTION and return its values. Muffle its warnings. When FUNCTION signals a serious condition or enters the
-debugger, unwind, call the function FAILURE with the condition, and return the values of FAILURE."
+debugger, unwind, call the function FAILURE with the condition, and return the values of FAILURE. See
+*INTERRUPTIONS-PASS-GUARDS* for the conditions of interruptions."
   (declare (type function function failure) (dynamic-extent function failure))
   (let ((condition
           (block guard
             (return-from call-guarded
-              (let ((*on-debugger* (lambda (condition) (return-from guard condition)))
-                    (*signal-observer* nil)
-                    (*debugger-hook* nil)
-                    (*break-on-signals* nil))
-                (handler-bind ((serious-condition (lambda (condition) (return-from guard condition)))
-                               (warning (lambda (warning)
-                                          (let ((restart (find-restart 'muffle-warning warning)))
-                                            (when restart (invoke-restart restart))))))
-                  (funcall function)))))))
+              (let ((outer *on-debugger*)
+                    (interruptions *nested-interruptions*))
+                (flet ((passes-p ()
+                         (and outer *interruptions-pass-guards* (/= interruptions *nested-interruptions*))))
+                  (let ((*on-debugger* (lambda (condition)
+                                         (when (passes-p)
+                                           (funcall (the function outer) condition))
+                                         (return-from guard condition)))
+                        (*signal-observer* nil)
+                        (*debugger-hook* nil)
+                        (*break-on-signals* nil))
+                    (handler-bind ((serious-condition (lambda (condition)
+                                                        (unless (passes-p)
+                                                          (return-from guard condition))))
+                                   (warning (lambda (warning)
+                                              (let ((restart (find-restart 'muffle-warning warning)))
+                                                (when restart (invoke-restart restart))))))
+                      (funcall function)))))))))
     (funcall failure condition)))
 
 (defmacro guarded (form (condition) &body failure)

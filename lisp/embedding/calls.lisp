@@ -331,6 +331,9 @@ function that was called in place of the debugger. After a storage condition, th
 
 ;;; From Lisp to the program
 
+(defvar *handler-available* nil
+  "True when the program has a handler to which errors are passed at the point where they are signalled.")
+
 (declaim (inline call-program-function exchange-messages))
 (defun call-program-function (function buffer reply)
   "Call the program's FUNCTION, a number, with the message in BUFFER, and return the status that FUNCTION returns. REPLY
@@ -363,7 +366,14 @@ exit is pending, 4 if the function no longer exists), and the answer, or NIL if 
         (setf (aref reply 0) 0
               (aref reply 1) *answers-being-read*)
         (with-pinned-objects (reply)
-          (let* ((status (call-program-function function buffer (vector-sap reply)))
+          (let* ((status (flet ((perform ()
+                                  (call-program-function function buffer (vector-sap reply))))
+                           (if (eql function +program-ask+)
+                               ;; An error in the handler goes only to handlers of the calls that the handler itself makes.
+                               ;; Before and after this call, the handler is asked about errors of interruptions.
+                               (let ((*handler-available* nil))
+                                 (perform))
+                               (perform))))
                  (address (ldb (byte 62 0) (aref reply 0)))
                  (count (ldb (byte 48 0) (aref reply 1))))
             (cond ((or (> status (declared-number "SBCL_CALL_PANICKED")) (zerop count)) (values status nil))
@@ -452,12 +462,18 @@ conditions go to the program instead, which may pass them on."
                (body)))))))
 
 (defmacro catching-error (() &body body)
-  "Evaluate BODY, hiding its errors from outer handlers. If BODY fails, return the condition; else NIL."
+  "Evaluate BODY, hiding its errors from outer handlers. If BODY fails, return the condition; else NIL. An error of an
+interruption is no failure of BODY: call the outer value of *ON-DEBUGGER* where the error is signalled."
   `(block failed
-     (flet ((fail (condition) (return-from failed condition)))
-       (declare (dynamic-extent #'fail))
-       (let ((*on-debugger* #'fail))
-         (with-outer-handlers-for-signals () ,@body)))
+     (let ((on-debugger *on-debugger*)
+           (interruptions *nested-interruptions*))
+       (flet ((fail (condition)
+                (unless (= interruptions *nested-interruptions*)
+                  (funcall (the function on-debugger) condition))
+                (return-from failed condition)))
+         (declare (dynamic-extent #'fail))
+         (let ((*on-debugger* #'fail))
+           (with-outer-handlers-for-signals () ,@body))))
      nil))
 
 (declaim (inline call-with-message))
@@ -481,9 +497,6 @@ END."
                             (check-room-for-arguments more)
                             (apply function first second third more)))))))))))
 
-(defvar *handler-available* nil
-  "True when the program has a handler to which errors are passed at the point where they are signalled.")
-
 (declaim (type index *handler-depth*))
 (defvar *handler-depth* 0
   "The number of nested calls of the program's handlers in this thread. Each handler is called for an error in the previous
@@ -495,11 +508,12 @@ handles would be called forever.")
 
 (defun ask-handler (report)
   "Pass the condition in REPORT, a list that CONDITION-REPORT returned, to the program's handler, and invoke the restart that
-the handler chooses, if any. An error in the handler goes only to handlers of the calls that the handler itself makes. If
-the handler returned an error, or a restart that Lisp cannot read, return the error; else return NIL."
-  (let* ((*handler-available* nil)
-         (*handler-depth* (1+ *handler-depth*))
+the handler chooses, if any. If the handler returned an error, or a restart that Lisp cannot read, return the error; else
+return NIL."
+  (let* ((*handler-depth* (1+ *handler-depth*))
          (asked nil)
+         ;; The limit of nested errors does not count the errors that led to this one.
+         (sb-kernel::*current-error-depth* 0)
          (choice (guarded (call-program +program-ask+ (lambda (buffer)
                                                         (put-report buffer report)
                                                         (setf asked t)))
@@ -516,8 +530,11 @@ the handler returned an error, or a restart that Lisp cannot read, return the er
                                                                     (condition-message failure)))))))))
          (restart (and choice (find-restart-named (first choice) (first report)))))
     (when restart
-      (check-room-for-arguments (rest choice))
-      (apply #'invoke-restart restart (rest choice)))))
+      (let ((*handler-available* nil))
+        (check-room-for-arguments (rest choice))
+        (apply #'invoke-restart restart (rest choice)))
+      ;; A restart of RESTART-BIND may return. Its value is no error.
+      nil)))
 
 (defun find-restart-named (name condition)
   "Return the innermost restart for CONDITION whose name is the string NAME, or NIL. Ignore the case and the package of
@@ -538,8 +555,14 @@ the condition and return SBCL_CALL_FAILED."
           (block failed
             (flet ((fail (condition)
                      (let* ((hook (frame-pointer-here))
+                            ;; An error of an interruption is no failure to describe CONDITION or to ask the handler.
+                            (*interruptions-pass-guards* t)
                             (report (condition-report condition hook))
-                            (failure (and *handler-available* (< *handler-depth* +max-handler-depth+) (ask-handler report))))
+                            (failure (and *handler-available*
+                                          (< *handler-depth* +max-handler-depth+)
+                                          ;; The handler's calls may need more contexts.
+                                          (not (few-interrupt-contexts-left-p))
+                                          (ask-handler report))))
                        (return-from failed (if failure (condition-report failure hook) report)))))
               (declare (dynamic-extent #'fail))
               (let ((*on-debugger* #'fail)

@@ -209,9 +209,12 @@ REPORT-WARNING does. Muffle compiler notes."
       (funcall function))))
 
 (defun report-warning (warning)
-  "Report WARNING to the program, unless WARNING is about a redefinition or SBCL would muffle it. Then muffle WARNING, so
-that it is not printed."
+  "Report WARNING to the program, unless outer handlers or SBCL would muffle it or WARNING is about a redefinition. Then
+muffle WARNING, so that it is not printed."
   (let ((restart (find-restart 'muffle-warning warning)))
+    ;; Without the restart, SIGNAL calls the outer handlers after this one.
+    (when restart
+      (signal warning))
     (unless (typep warning '(or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p)))
       (event +program-job+ (event-code :warning) 0 (type-name-text (class-name-of warning)))
       (event +program-job+ (event-code :warning-text) 0 (with-quiet-debugger () (condition-message warning))))

@@ -150,7 +150,12 @@ that calls the program acquires another buffer."
   (without-interrupts
     (release-message-buffer (shiftf *message-buffer* nil))))
 
-(define-condition message-too-large (error)
+(define-condition unwritable-object (error)
+  ()
+  (:documentation "An error for an object that cannot be written into a message. Code that interrupts the writing signals
+errors of other classes."))
+
+(define-condition message-too-large (unwritable-object)
   ()
   (:report "The object is too large to be converted, or contains itself. In Rust, use a Value for the object instead.")
   (:documentation "The error that is signalled for a message of more than +MAX-MESSAGE-WORDS+ words or
@@ -240,6 +245,15 @@ NIL, a fixnum, a float or a character: the program only wants to know whether th
 compiler that its END is within DATA, so the compiler would fold an inline comparison with LENGTH to true."
   (length (the (simple-array * (*)) data)))
 
+(define-condition elements-outside-vector (unwritable-object)
+  ()
+  (:report (lambda (condition stream)
+             (declare (ignore condition))
+             (format stream "The elements of a vector lie outside its memory: either another thread adjusted the vector ~
+                             while it was being read, so guard the vector with a lock; or it is displaced to a vector that ~
+                             became shorter.")))
+  (:documentation "The error that is signalled for a vector whose bounds do not lie within its simple vector."))
+
 (defmacro with-vector-data ((data start end) vector &body body)
   "Evaluate BODY with DATA bound to the simple vector that holds the elements of VECTOR, and START and END to the bounds of
 the elements in DATA. DATA is pinned meanwhile. Signal an error unless the bounds lie within DATA: another thread may adjust
@@ -247,8 +261,7 @@ VECTOR at any time, even between two reads of its header, and a vector to which 
   `(sb-kernel:with-array-data ((,data ,vector) (,start) (,end) :check-fill-pointer t)
      (with-pinned-objects (,data)
        (unless (<= ,start ,end (simple-vector-length ,data))
-         (error "The elements of a vector lie outside its memory: either another thread adjusted the vector while it was ~
-                 being read, so guard the vector with a lock; or it is displaced to a vector that became shorter."))
+         (error 'elements-outside-vector))
        ,@body)))
 
 (defun put-string (buffer string)
@@ -339,7 +352,7 @@ error if LIST is circular."
   (and (not (sb-kernel:dynamic-space-obj-p object))
        (sb-ext:stack-allocated-p object t)))
 
-(define-condition object-on-stack (error)
+(define-condition object-on-stack (unwritable-object)
   ()
   (:report "An object with dynamic extent cannot be passed to Rust, because its memory is soon reused: copy the object first.")
   (:documentation "The error that is signalled when a handle for an object on a control stack is required."))

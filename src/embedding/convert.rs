@@ -258,9 +258,9 @@ impl<'m> Reader<'m> {
         }
         let reason = condition.map_or_else(|| error.to_string(), |condition| condition.message().to_owned());
         let failure = ConversionError::new(expected, format!("{}: {reason}", self.describe(value)));
-        // Only a Lisp `error` is about the object itself: for example, the object is too large for a message.
-        let is_about_object =
-            condition.is_some_and(|condition| condition.is("error") && !condition.is("storage-condition"));
+        // Only these errors are about the object itself: for example, the object is too large for a message. Code that
+        // interrupts the call may signal other errors.
+        let is_about_object = condition.is_some_and(|condition| condition.is("sbcl-host/embedding::unwritable-object"));
         ConversionError { is_unexamined: !is_about_object, ..failure }
     }
 
@@ -279,7 +279,14 @@ impl<'m> Reader<'m> {
             Err(Error::Condition(condition)) if condition.is("type-error") => {
                 Err(ConversionError::new(expected, self.describe(&value)))
             }
-            Err(error) => Err(self.failed_call("an instance whose slots can be read", &value, &error)),
+            Err(error) => {
+                let failure = self.failed_call("an instance whose slots can be read", &value, &error);
+                // Reading a slot may run methods of the program, which signal errors of any class.
+                let is_error = error
+                    .condition()
+                    .is_some_and(|condition| condition.is("error") && !condition.is("storage-condition"));
+                Err(ConversionError { is_unexamined: !is_error, ..failure })
+            }
         }
     }
 
@@ -1021,8 +1028,9 @@ impl<T: IntoLisp> IntoLisp for Option<T> {
 /// Reads an object that may or may not be a `T`. If the object is not a `T`, the result is `Err` with a handle to the
 /// object.
 ///
-/// Reading fails if it cannot determine whether the object is a `T`: the call is interrupted, the stack or the heap is
-/// nearly used up, or `T` is a recursive type and the object is nested too deeply.
+/// Reading fails if it cannot determine whether the object is a `T`: the call is interrupted, code that interrupts the
+/// call signals an error, the stack or the heap is nearly used up, or `T` is a recursive type and the object is nested
+/// too deeply.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;

@@ -584,6 +584,22 @@ fn handler_is_not_called_for_errors_of_its_own_lisp_calls() {
 }
 
 #[test]
+fn restart_that_returns_to_the_handlers_call_leaves_the_error_unhandled() {
+    let lisp = lisp();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = asked.clone();
+    let careful = lisp.with_handler(move |condition: &Condition| {
+        count.fetch_add(1, Ordering::SeqCst);
+        condition.is("simple-error").then(|| Restart::named("note"))
+    });
+    for value in ["1", "(make-condition 'simple-error :format-control \"returned\")", "nil"] {
+        let code = format!("(restart-bind ((note (lambda () {value}))) (error \"signalled\"))");
+        assert_eq!(condition(careful.eval::<()>(&code).unwrap_err()).message(), "signalled");
+    }
+    assert_eq!(asked.load(Ordering::SeqCst), 3);
+}
+
+#[test]
 fn call_within_a_call_of_another_handle_has_the_package_and_handler_of_its_own_handle() {
     let lisp = lisp();
     lisp.load_str("(defpackage :nesting (:use :cl))").unwrap();
