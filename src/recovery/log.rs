@@ -35,6 +35,9 @@ pub(crate) const DAMAGED_LOG_FILE: &str = "log.damaged";
 pub(crate) const INCOMPLETE_MARKER_FILE: &str = "log.incomplete";
 /// Size of the appended events, in bytes, above which the log is compacted.
 const COMPACTION_THRESHOLD: u64 = 64 << 20;
+/// Maximum size of a checkpoint's `.forms` file, in bytes. The definitions and the unrestored forms are bounded, and take about
+/// 25 MiB at most.
+const MAX_CHECKPOINT_FORMS: u64 = 32 << 20;
 /// The version of the log's format. A log with a higher version is not read.
 const FORMAT_VERSION: u32 = 2;
 
@@ -137,7 +140,7 @@ pub(crate) fn has_readable_log(directory: &Path) -> bool {
 /// Reads a checkpoint's definitions and unrestored forms from the checkpoint's `.forms` file. Returns `None` unless the
 /// file is one complete snapshot: clients wait while the supervisor reads what code in the image may have written.
 pub(crate) fn load_checkpoint_forms(path: &Path) -> Option<RecoveryState> {
-    let bytes = files::read(path, MAX_LINE as u64).ok()?;
+    let bytes = files::read(path, MAX_CHECKPOINT_FORMS).ok()?;
     let line: LogLine<'_> = serde_json::from_slice(&bytes).ok()?;
     match line {
         LogLine::Snapshot { format: ..=FORMAT_VERSION, state, .. } => Some((*state).into_owned()),
@@ -558,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn an_incomplete_file_or_a_file_with_more_lines_has_no_forms() {
+    fn a_file_that_is_incomplete_or_too_large_or_has_more_lines_has_no_forms() {
         let directory = directory("forms");
         let path = directory.join("x.forms");
         write_checkpoint_forms(&path, &state([defined("(a)", 1)])).unwrap();
@@ -566,7 +569,12 @@ mod tests {
         let content = std::fs::read(&path).unwrap();
         let mut longer = content.clone();
         longer.extend(b"x\n");
-        for other in [&content[..0], &content[..content.len() / 2], &longer[..]] {
+        let mut large = content.clone();
+        large.resize(usize::try_from(MAX_CHECKPOINT_FORMS).unwrap(), b' ');
+        std::fs::write(&path, &large).unwrap();
+        assert_eq!(load_checkpoint_forms(&path).unwrap().definitions().count(), 1);
+        large.push(b' ');
+        for other in [&content[..0], &content[..content.len() / 2], &longer[..], &large[..]] {
             std::fs::write(&path, other).unwrap();
             assert!(load_checkpoint_forms(&path).is_none());
         }

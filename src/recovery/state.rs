@@ -774,15 +774,44 @@ impl RecoveryState {
     /// restore is complete in this state, since the worker boots the checkpoint.
     pub(crate) fn for_worker(&mut self) -> Self {
         if self.requested_checkpoint().is_some() {
-            let mut restored = self.clone();
-            restored.complete_restore();
-            return restored.for_worker();
+            return self.for_restoring_worker();
         }
         let all = self.definitions.take();
         let definitions = all.as_ref().map(|definitions| definitions.suffix_from(self.checkpoint_position()));
         let state = Self { definitions, ..self.clone() };
         self.definitions = all;
         state
+    }
+
+    /// Returns the state for a worker that boots the checkpoint of the pending restore. The worker needs none of the
+    /// definitions in the checkpoint. These definitions, and those that they replace, are not copied if the checkpoint's
+    /// content is known: clients wait meanwhile.
+    fn for_restoring_worker(&mut self) -> Self {
+        let saved = self.pending_definitions().map(|saved| {
+            let none = saved.suffix_from(saved.next_position());
+            std::mem::replace(saved, none)
+        });
+        let replaced = self.definitions.take_if(|_| saved.is_some());
+        let mut restored = self.clone();
+        if let (Some(saved), Some(pending)) = (saved, self.pending_definitions()) {
+            *pending = saved;
+        }
+        if replaced.is_some() {
+            restored.definitions = Some(Definitions::default());
+            self.definitions = replaced;
+        }
+        restored.complete_restore();
+        let position = restored.checkpoint_position();
+        restored.definitions = restored.definitions.take().map(|definitions| definitions.suffix_from(position));
+        restored
+    }
+
+    /// Returns the definitions in the checkpoint of the pending restore.
+    fn pending_definitions(&mut self) -> Option<&mut Definitions> {
+        match self.replacement.as_mut()?.restore.as_mut()? {
+            RequestedRestore::Pending { content: Some(content), .. } => content.definitions.as_mut(),
+            _ => None,
+        }
     }
 
     /// Returns the content of a checkpoint that is being saved, for a later restore: the definitions and the unrestored
@@ -1044,6 +1073,17 @@ mod tests {
         // The failed restore has discarded no evaluations.
         let last = LastStatus { evaluations: 4, ..LastStatus::default() };
         assert_eq!(restore(&mut state, checkpoint(), &last, None), 3);
+    }
+
+    /// The worker's state is made without copies of the definitions.
+    #[test]
+    fn worker_that_boots_a_requested_checkpoint_leaves_the_definitions_as_they_were() {
+        let mut state = with_pending_restore();
+        let next = state.for_worker();
+        assert_eq!((codes(&next).len(), next.definitions.as_ref().map(Definitions::next_position)), (0, Some(1)));
+        assert_eq!(codes(&state), ["(f)", "(g)", "(h)"]);
+        assert!(state.complete_restore().is_some());
+        assert_eq!(codes(&state), ["(f)"]);
     }
 
     #[test]

@@ -69,8 +69,9 @@ impl EvaluationEntry {
 struct Waiter {
     /// True if the reply gives the outcome to the evaluation's own client.
     delivers: bool,
-    /// True if the reply passes on the outcome. A helper thread calls such a reply, which may render a large answer.
-    uses_outcome: bool,
+    /// The number of the connection to which the reply passes on the outcome; `None` if the reply does not use the outcome. A
+    /// helper thread calls a reply that passes on the outcome, because it may render a large answer.
+    to: Option<u64>,
     reply: Reply<Arc<Outcome>>,
 }
 
@@ -445,16 +446,21 @@ impl Session {
     }
 }
 
-/// Binds the replies that wait for an evaluation to its outcome. The replies that use the outcome are one answer, which
-/// runs them one after the other on a helper thread.
+/// Binds the replies that wait for an evaluation to its outcome. The replies that pass on the outcome are one answer for each
+/// connection, which runs them one after the other on a helper thread. So a client does not wait for the answers to the many
+/// requests of another client.
 fn bind_waiters(waiters: BTreeMap<u64, Waiter>, outcome: &Arc<Outcome>) -> Vec<AnswerFn> {
-    let (mut answers, mut slow) = (Vec::new(), Vec::new());
+    let mut answers: Vec<AnswerFn> = Vec::new();
+    let mut slow: BTreeMap<u64, Vec<AnswerFn>> = BTreeMap::new();
     for waiter in waiters.into_values() {
-        let answers = if waiter.uses_outcome { &mut slow } else { &mut answers };
+        let answers = match waiter.to {
+            Some(connection) => slow.entry(connection).or_default(),
+            None => &mut answers,
+        };
         answers.push(bind_reply(waiter.reply, outcome.clone()));
     }
-    if !slow.is_empty() {
-        answers.push(Box::new(move || helper_threads::run(move || panics::call_all(slow))));
+    for replies in slow.into_values() {
+        answers.push(Box::new(move || helper_threads::run(move || panics::call_all(replies))));
     }
     answers
 }
@@ -494,7 +500,7 @@ impl Inner {
         evaluations.last_wait += 1;
         let wait = WaitId { evaluation: id, number: evaluations.last_wait };
         if let Some(entry) = evaluations.entries.get_mut(&id) {
-            entry.waiters.insert(wait.number, Waiter { delivers, uses_outcome: to.is_some(), reply });
+            entry.waiters.insert(wait.number, Waiter { delivers, to: to.map(|to| to.id), reply });
         }
         Ok(wait)
     }
@@ -539,7 +545,7 @@ mod tests {
     /// The replies may render large answers. The thread that ends the evaluation must not wait for the replies, and
     /// other work for helper threads must not wait for many replies.
     #[test]
-    fn replies_that_wait_for_an_outcome_run_on_one_helper_thread() {
+    fn replies_of_a_connection_that_wait_for_an_outcome_run_on_one_helper_thread() {
         let session = session();
         let id = add_evaluation(&session, 1);
         let (send, receive) = mpsc::channel();
@@ -554,6 +560,21 @@ mod tests {
         let (helper, _) = calls[0];
         assert_ne!(helper, thread::current().id());
         assert_eq!(calls, [(helper, id); 3]);
+    }
+
+    #[test]
+    fn client_gets_an_outcome_while_the_answers_to_another_client_are_rendered() {
+        let session = session();
+        let id = add_evaluation(&session, 1);
+        let (answered, is_answered) = mpsc::channel();
+        let (send, receive) = mpsc::channel();
+        let first = send.clone();
+        let slow_reply = move |_| first.send(is_answered.recv_timeout(Duration::from_secs(20)).is_ok()).unwrap();
+        session.await_outcome(id, slow_reply).unwrap();
+        session.connect().await_outcome(id, move |_| answered.send(()).unwrap()).unwrap();
+        drop(send);
+        end(&session, id);
+        assert_eq!(receive.recv(), Ok(true));
     }
 
     #[test]

@@ -59,7 +59,7 @@ pub(crate) use post_processing::PostProcessing;
 /// The time limit of an inspection.
 const INSPECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time after which an inspection no longer delays the inspections of other connections: another thread takes over.
-const HAND_OVER_TIME: Duration = Duration::from_secs(1);
+const HAND_OVER_TIME: Duration = Duration::from_millis(100);
 
 type Reply<T> = Box<dyn FnOnce(T) + Send>;
 

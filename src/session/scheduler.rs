@@ -1340,7 +1340,7 @@ mod tests {
 
     /// Each thread of the inspection lane takes inspections of other connections than the threads that still inspect.
     #[test]
-    fn inspection_lane_gets_another_thread_when_another_connection_waits_for_a_second() {
+    fn inspection_lane_gets_another_thread_when_an_inspection_delays_another_connection() {
         let mut scheduler = SchedulerState::default();
         let [first, second, third] = [1, 2, 3].map(Connection::new);
         let (now, long) = (Instant::now(), HAND_OVER_TIME);

@@ -1447,8 +1447,8 @@ fn inspection_of_a_client_does_not_delay_the_evaluations_of_a_person(mode: Mode)
     assert_eq!(answer["result"]["_meta"]["sbcl-mcp/package"], "COMMON-LISP-USER", "{answer}");
 }
 
-/// The clients' inspections take turns: without turns, the other client's request would wait for a second for each of
-/// this client's inspections.
+/// The clients' inspections take turns: without turns, the other client's request could wait for all of this client's
+/// inspections.
 #[apply(both_modes)]
 fn slow_inspections_of_a_client_do_not_all_come_before_another_clients(mode: Mode) {
     let runtime = RuntimeDirectory::new(mode);
@@ -1470,7 +1470,7 @@ fn slow_inspections_of_a_client_do_not_all_come_before_another_clients(mode: Mod
 /// A slow inspection runs on when another client's inspection waits. The other inspection gets another thread, which evaluated
 /// code does not see.
 #[apply(both_modes)]
-fn slow_inspections_of_two_clients_delay_a_third_client_by_at_most_seconds(mode: Mode) {
+fn slow_inspections_of_two_clients_delay_a_third_client_by_less_than_two_seconds(mode: Mode) {
     let runtime = RuntimeDirectory::new(mode);
     let mut server = runtime.server(&[]);
     let [first_begun, second_begun, end] = ["first", "second", "end"].map(|name| server.home().join(name));
@@ -1485,9 +1485,9 @@ fn slow_inspections_of_two_clients_delay_a_third_client_by_at_most_seconds(mode:
         wait_until("the expansion runs", || begun.exists());
     }
     call_ok(&mut server, "describe-symbol", json!({"name": "car"}));
+    assert!(begin.elapsed() < 2 * BUSY_LIMIT, "{:?}", begin.elapsed());
     let threads = server.evaluate("(mapcar #'sb-thread:thread-name (sb-thread:list-all-threads))");
     assert_eq!(threads, "=> (\"main thread\")");
-    assert!(begin.elapsed() < CANCELLATION_LIMIT, "{:?}", begin.elapsed());
     std::fs::write(end, "").unwrap();
     for (mut client, _, expansion) in clients {
         let (text, is_error) = outcome(&client.answer(expansion));

@@ -43,7 +43,7 @@ const MAX_CHECKPOINTS: usize = 100;
 const MAX_MANIFEST_BYTES: u64 = 32 << 10;
 /// Maximum number of manifests that are read of one directory. Code in the image can create any number of files there, which
 /// the supervisor reads while clients wait.
-const MAX_MANIFESTS: usize = 10_000;
+const MAX_MANIFESTS: usize = 2_000;
 /// Maximum number of incomplete files that are deleted at a time. Clients wait while the supervisor deletes files.
 const MAX_DELETED_FILES: usize = 1_000;
 /// The beginning of the name of a server's checkpoint directory. A hexadecimal number follows.
