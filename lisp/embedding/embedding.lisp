@@ -241,8 +241,12 @@ REPORT-WARNING does. Muffle compiler notes."
 that it is not printed."
   (let ((restart (find-restart 'muffle-warning warning)))
     (unless (typep warning '(or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p)))
-      (event +program-job+ (event-code :warning) 0 (type-name-text (class-name-of warning)))
-      (event +program-job+ (event-code :warning-text) 0 (with-quiet-debugger () (condition-message warning))))
+      ;; The report may print, and may itself report warnings.
+      (let ((class (type-name-text (class-name-of warning)))
+            (text (with-quiet-debugger () (condition-message warning))))
+        (flush-output)
+        (event +program-job+ (event-code :warning) 0 class)
+        (event +program-job+ (event-code :warning-text) 0 text)))
     (when restart
       (invoke-restart restart))))
 
