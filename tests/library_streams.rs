@@ -57,7 +57,10 @@ impl SharedBuffer {
 fn builder_streams_on_warning_heap_and_threads_options_take_effect() {
     let (stdout, stderr, warnings) = (SharedBuffer::default(), SharedBuffer::default(), SharedBuffer::default());
     let mut warned = warnings.clone();
-    let warned = Mutex::new(move |class: &str, text: &str| writeln!(warned, "{class}: {text}").unwrap());
+    let printed = stdout.clone();
+    let warned = Mutex::new(move |class: &str, text: &str| {
+        writeln!(warned, "{class}: {text} (after {:?})", printed.text()).unwrap();
+    });
     let lisp = Lisp::builder()
         .heap(1 << 30)
         .control_stack(16 << 20)
@@ -81,7 +84,8 @@ fn builder_streams_on_warning_heap_and_threads_options_take_effect() {
     // A part of the control stack is reserved.
     assert!(((16 << 20) - 65536..=16 << 20).contains(&stack) && heap == 1 << 30, "{stack} {heap}");
 
-    lisp.eval::<()>(r#"(format t "to stdout ~a" "λ")"#).unwrap();
+    lisp.eval::<()>(r#"(format t "to stdout ~a" "λ") (warn "in order")"#).unwrap();
+    assert!(warnings.text().contains("simple-warning: in order (after \"to stdout λ\")"), "{}", warnings.text());
     lisp.eval::<()>(r#"(format *error-output* "to stderr")"#).unwrap();
     assert_eq!((stdout.text().as_str(), stderr.text().as_str()), ("to stdout λ", "to stderr"));
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use once_cell::sync::OnceCell;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::convert::{Arguments, FromLisp, IntoLisp, Symbol};
+use super::convert::{Arguments, FromLisp, IntoLisp};
 use super::define::{self, HostFunction};
 use super::enter::{Cx, Entry};
 use super::error::{Condition, Error};
@@ -662,7 +662,7 @@ impl Lisp {
     /// # Errors
     /// Returns [`Error::Condition`] if a name does not spell a symbol, or there is no such symbol.
     pub fn with_bindings(&self, bindings: &[(&str, Value)]) -> Result<Self, Error> {
-        let symbols: Vec<Symbol> = self.enter(|cx| {
+        let symbols: Vec<Value> = self.enter(|cx| {
             bindings.iter().map(|(name, _)| cx.call_entry(Entry::Symbol, |writer| name.write(writer))).collect()
         })?;
         Ok(self.derive(|options| {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use super::convert::{ConversionError, IntoLisp, Symbol, Writer};
+use super::convert::{ConversionError, IntoLisp, Writer};
 use super::error::Condition;
 use super::value::Value;
 use crate::os::panics::PanicSafeDrop;
@@ -19,7 +19,8 @@ pub(super) struct Options {
     pub(super) timeout: Option<Duration>,
     pub(super) package: Option<String>,
     pub(super) handler: Option<Handler>,
-    pub(super) variables: Vec<Symbol>,
+    /// The symbols of the bound variables: a name would not identify a symbol without a home package.
+    pub(super) variables: Vec<Value>,
     pub(super) values: Vec<Value>,
     /// The number of the group to which the calls belong. An interrupt handle interrupts all calls of one group.
     pub(super) group: u64,

@@ -135,13 +135,21 @@ impl Session {
         program: Option<image::Embedding>,
     ) -> Result<Self, BootError> {
         let inner = Arc::new(Inner::new(limits));
-        image::boot(image, inner.clone(), program)?;
+        // The thread is started before SBCL, because a process can start SBCL only once. If the boot fails, the thread
+        // receives nothing and ends.
+        let (begin, begun) = mpsc::channel();
         let clock = inner.clone();
         std::thread::Builder::new()
             .name("sbcl-clock".to_owned())
-            .spawn(move || clock.clock.run(|now| clock.interrupt_overdue(now)))
+            .spawn(move || {
+                if begun.recv().is_ok() {
+                    clock.clock.run(|now| clock.interrupt_overdue(now));
+                }
+            })
             .and_then(|_| helper_threads::start())
             .map_err(|source| BootError::Os { what: "start a thread", source })?;
+        image::boot(image, inner.clone(), program)?;
+        let _ = begin.send(());
         let connection = inner.own_connection.clone();
         Ok(Self { inner, connection })
     }

@@ -331,6 +331,15 @@ fn with_timeout_handler_package_and_bindings_derive_handles() {
     assert_eq!(bound.eval::<i64>("*level*").unwrap(), 5);
     assert_eq!(lisp.eval::<i64>("*level*").unwrap(), 1);
     assert!(lisp.with_bindings(&[("*no-such-variable*", Value::nil())]).is_err());
+    // The symbol of this variable has no home package.
+    lisp.load_str(
+        "(defpackage :former-home (:use :cl) (:export \"*moved*\")) (defvar former-home:*moved* 1)
+         (import 'former-home:*moved* :cl-user) (unintern 'former-home:*moved* :former-home)",
+    )
+    .unwrap();
+    let moved = lisp.with_bindings(&[("*moved*", lisp.value(5).unwrap())]).unwrap();
+    assert_eq!(moved.eval::<i64>("*moved*").unwrap(), 5);
+    assert_eq!(lisp.eval::<i64>("*moved*").unwrap(), 1);
     // Both options together, and on a Lisp thread.
     let both = bound.with_timeout(Duration::from_secs(1));
     assert_eq!(lisp.enter(|_| both.eval::<i64>("(1+ *level*)")).unwrap(), 6);
