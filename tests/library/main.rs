@@ -333,7 +333,7 @@ fn with_timeout_handler_package_and_bindings_derive_handles() {
     assert!(lisp.with_bindings(&[("*no-such-variable*", Value::nil())]).is_err());
     // The symbol of this variable has no home package.
     lisp.load_str(
-        "(defpackage :former-home (:use :cl) (:export \"*moved*\")) (defvar former-home:*moved* 1)
+        "(defpackage :former-home (:use :cl) (:export \"*MOVED*\")) (defvar former-home:*moved* 1)
          (import 'former-home:*moved* :cl-user) (unintern 'former-home:*moved* :former-home)",
     )
     .unwrap();
