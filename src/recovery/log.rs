@@ -35,8 +35,8 @@ pub(crate) const DAMAGED_LOG_FILE: &str = "log.damaged";
 pub(crate) const INCOMPLETE_MARKER_FILE: &str = "log.incomplete";
 /// Size of the appended events, in bytes, above which the log is compacted.
 const COMPACTION_THRESHOLD: u64 = 64 << 20;
-/// Maximum size of a checkpoint's `.forms` file, in bytes. The definitions and the unrestored forms are bounded, and take about
-/// 25 MiB at most.
+/// Maximum size of a checkpoint's `.forms` file, in bytes. The definitions and the unrestored forms are bounded: together,
+/// they take about 25 MiB at most.
 const MAX_CHECKPOINT_FORMS: u64 = 32 << 20;
 /// The version of the log's format. A log with a higher version is not read.
 const FORMAT_VERSION: u32 = 2;

@@ -234,6 +234,9 @@ impl HeldActivity {
     /// Records that the held evaluation begins to unwind. From now on, the output and the errors of its cleanup
     /// forms are collected.
     pub(super) fn begin_unwinding(&mut self) {
+        if let Some(builder) = self.request.outcome_builder_mut() {
+            builder.end_omitted_output();
+        }
         self.unwinding = self.hold.as_ref().map(|hold| Box::new(hold.builder.resumption_builder()));
     }
 

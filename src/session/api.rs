@@ -364,21 +364,20 @@ impl Session {
     /// Returns `None` when the evaluation does not run, or has printed nothing more.
     #[must_use]
     pub fn output_so_far(&self, id: JobId, from: usize) -> Option<String> {
-        self.output_part(id, from, usize::MAX)
+        stdout_part(&mut self.inner.scheduler.lock(), id, from, usize::MAX)
     }
 
     /// Returns the same text as [`output_so_far`](Self::output_so_far), up to the end of a character, but at most `max`
-    /// bytes.
+    /// bytes. Also returns `None` while another thread keeps the scheduler's lock.
     pub(crate) fn output_part(&self, id: JobId, from: usize, max: usize) -> Option<String> {
-        let mut scheduler = self.inner.scheduler.lock();
-        let printed = scheduler.find(id.0)?.activity.outcome_builder()?.stdout();
-        part(printed, from, max).map(str::to_owned)
+        stdout_part(&mut self.inner.lock_for_progress()?, id, from, max)
     }
 
     /// Returns the progress messages of a running evaluation so far, one per line, from byte `from` on, at most `max` bytes.
-    /// Returns `None` when the evaluation does not run, or has no further messages.
+    /// Returns `None` when the evaluation does not run, or has no further messages, or while another thread keeps the
+    /// scheduler's lock.
     pub(crate) fn progress_part(&self, id: JobId, from: usize, max: usize) -> Option<String> {
-        let mut scheduler = self.inner.scheduler.lock();
+        let mut scheduler = self.inner.lock_for_progress()?;
         let text = scheduler.find(id.0)?.activity.outcome_builder()?.progress();
         part(&text, from, max).map(str::to_owned)
     }
@@ -566,6 +565,13 @@ impl Inner {
     }
 }
 
+/// Returns the text that a running evaluation has printed to `*standard-output*` so far, from byte `from` on, up to the end
+/// of a character, but at most `max` bytes. Returns `None` if there is no such text.
+fn stdout_part(scheduler: &mut SchedulerState, id: JobId, from: usize, max: usize) -> Option<String> {
+    let printed = scheduler.find(id.0)?.activity.outcome_builder()?.stdout();
+    part(printed, from, max).map(str::to_owned)
+}
+
 /// Returns the outcome so far of an evaluation, with the beginning of its output, and true if this is all output so far. The
 /// outcome is empty while the evaluation does not run.
 fn outcome_so_far(scheduler: &mut SchedulerState, id: JobId) -> (Outcome, bool) {
@@ -623,6 +629,24 @@ mod tests {
         inner.event(id.0, false, Event::Done { success: true });
         inner.copy_rest_of_output(id, &mut outcome);
         outcome
+    }
+
+    /// A garbage collection may have stopped the thread that holds the lock.
+    #[test]
+    fn progress_report_does_not_wait_for_the_schedulers_lock() {
+        let inner = Arc::new(Inner::new(Limits::default()));
+        let session = Session { connection: inner.own_connection.clone(), inner: inner.clone() };
+        let id = session.submit(Evaluation::new("(print-x)"), drop);
+        inner.next_job(Lane::Evaluation, 1, None).expect("a job");
+        inner.event(id.0, false, Event::Stdout(Text::new(&[AtomicU32::new(u32::from('x'))])));
+        let (send, receive) = mpsc::channel();
+        let lock = inner.scheduler.lock();
+        let reporting = session.clone();
+        std::thread::spawn(move || send.send(reporting.output_part(id, 0, 10)));
+        let report = receive.recv_timeout(Duration::from_secs(20));
+        drop(lock);
+        assert_eq!(report, Ok(None));
+        assert_eq!(session.output_part(id, 0, 10).as_deref(), Some("x"));
     }
 
     #[test]

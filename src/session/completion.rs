@@ -509,6 +509,9 @@ impl ErrorState {
     /// Moves the output and the notices that waited for the next answer into this outcome.
     pub(super) fn move_pending_to(&mut self, outcome: &mut Outcome) {
         outcome.background = self.pending_output.take().map(Clipped::from).unwrap_or_default();
+        if let Some(omitted) = self.pending_omitted.take() {
+            outcome.background.omitted += omitted.counts().iter().sum::<u64>();
+        }
         outcome.notices.extend(self.take_notices());
     }
 }

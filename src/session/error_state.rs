@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::events::{ClippedBuffer, MAX_NOTICE_CHARS};
+use super::events::{ClippedBuffer, MAX_NOTICE_CHARS, OmittedOutput};
 use super::history::History;
 use crate::outcome::ErrorRecord;
 
@@ -18,6 +18,8 @@ pub(super) struct ErrorState {
     pub(super) history: History,
     /// Output of threads that outlived their evaluation, for the next answer.
     pub(super) pending_output: Option<ClippedBuffer>,
+    /// The counter of the output that threads print after the limit of `pending_output` is reached.
+    pub(super) pending_omitted: Option<Arc<OmittedOutput>>,
     /// Notices for the next answer.
     pub(super) notices: Vec<String>,
     /// The number of notices that were omitted because of the limit.

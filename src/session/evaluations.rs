@@ -413,14 +413,13 @@ impl Session {
     /// evaluation so far; `None` if evaluation `id` does not wait, or no evaluation is in the foreground.
     #[must_use]
     pub fn blocking_evaluation(&self, id: u64) -> Option<(u64, Duration)> {
-        let scheduler = self.inner.scheduler.lock();
-        let waits = scheduler.evaluations.get(id).is_ok_and(|entry| entry.stage == Stage::Queued);
-        let first = scheduler.running.iter().find(|running| running.is_foreground())?;
-        let entry = scheduler.evaluations.get(first.evaluation).ok()?;
-        match entry.stage {
-            Stage::Running(since) if waits => Some((entry.id, entry.run_time + since.elapsed())),
-            _ => None,
-        }
+        self.inner.scheduler.lock().blocking_evaluation(id)
+    }
+
+    /// Returns the same as [`blocking_evaluation`](Self::blocking_evaluation). Also returns `None` while another thread keeps
+    /// the scheduler's lock.
+    pub(crate) fn blocking_evaluation_for_progress(&self, id: u64) -> Option<(u64, Duration)> {
+        self.inner.lock_for_progress()?.blocking_evaluation(id)
     }
 
     /// Adds an evaluation of `code`, which job number `job` will run for this connection. Returns the evaluation's number.
@@ -511,6 +510,17 @@ impl SchedulerState {
     fn running_builder(&self, evaluation: u64) -> Option<&OutcomeBuilder> {
         let mut builders = self.running.iter().filter_map(|running| running.activity.outcome_builder());
         builders.find(|builder| builder.evaluation() == evaluation)
+    }
+
+    /// Returns the foreground evaluation that evaluation `id` waits behind, as [`Session::blocking_evaluation`] does.
+    fn blocking_evaluation(&self, id: u64) -> Option<(u64, Duration)> {
+        let waits = self.evaluations.get(id).is_ok_and(|entry| entry.stage == Stage::Queued);
+        let first = self.running.iter().find(|running| running.is_foreground())?;
+        let entry = self.evaluations.get(first.evaluation).ok()?;
+        match entry.stage {
+            Stage::Running(since) if waits => Some((entry.id, entry.run_time + since.elapsed())),
+            _ => None,
+        }
     }
 }
 

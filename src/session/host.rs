@@ -1,6 +1,8 @@
 //! The host's side of the contract with Lisp, whose threads ask the host for jobs and report events.
 
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
@@ -9,7 +11,8 @@ use super::Inner;
 use super::activity::{Activity, HoldEffect};
 use super::connection::Connection;
 use super::events::{
-    ClippedBuffer, JobEnd, MAX_LOCATION, UnbalancedText, clip_line, clip_name, clip_notice, defining_form, first_chars,
+    ClippedBuffer, JobEnd, MAX_LOCATION, OmittedOutput, OutcomeBuilder, UnbalancedText, clip_line, clip_name,
+    clip_notice, defining_form, first_chars,
 };
 use super::limits::HEAP_CHECK_INTERVAL;
 use super::scheduler::{Instruction, Placement, RunningJob, SchedulerState};
@@ -20,6 +23,11 @@ use crate::image::{Event, Host, Job, Lane, Text};
 const HINT_SEARCH_TIME: Duration = Duration::from_millis(200);
 /// The maximum number of characters that are kept of Lisp's reason for a refusal.
 const MAX_REASON: usize = 10_000;
+
+thread_local! {
+    /// The last job of which this thread printed more than the output limit, with the counter of the omitted output.
+    static OMITTED_OUTPUT: RefCell<(u64, Weak<OmittedOutput>)> = const { RefCell::new((0, Weak::new())) };
+}
 
 impl Host for Inner {
     fn next_job(&self, lane: Lane, thread: u64, held: Option<u64>) -> Option<Job> {
@@ -89,6 +97,9 @@ impl Host for Inner {
     }
 
     fn event(&self, job: u64, signalled: bool, event: Event<'_>) -> bool {
+        if !signalled && count_omitted_output(job, event) {
+            return false;
+        }
         if let Event::Defined(start, description) = event {
             self.record_defining_form(job, start, &description.to_owned());
             return false;
@@ -145,7 +156,7 @@ impl Host for Inner {
             let connection =
                 scheduler.evaluations.connection_of_job(job).unwrap_or_else(|| self.own_connection.clone());
             drop(scheduler);
-            self.handle_stray_event(&connection, event);
+            self.handle_stray_event(job, &connection, event);
             return false;
         };
         match event {
@@ -219,11 +230,37 @@ impl Host for Inner {
             Event::Definitions(text) => self.notify_others(&running.connection, &format!("{}.", clip_notice(text))),
             event => {
                 let activity = &mut running.activity;
-                return if signalled { activity.handle_signalled_event(event) } else { activity.handle_event(event) };
+                if signalled {
+                    return activity.handle_signalled_event(event);
+                }
+                let enough = activity.handle_event(event);
+                if matches!(event, Event::Stdout(_) | Event::Stderr(_))
+                    && let Some(omitted) = activity.current_builder().and_then(OutcomeBuilder::omitted_output)
+                {
+                    OMITTED_OUTPUT.set((job, omitted));
+                }
+                return enough;
             }
         }
         false
     }
+}
+
+/// Counts output of a job for which this thread has [reached the output limit](OMITTED_OUTPUT), without a lock. Returns
+/// false, and does nothing, for other output and other events.
+fn count_omitted_output(job: u64, event: Event<'_>) -> bool {
+    let (stderr, text) = match event {
+        Event::Stdout(text) => (false, text),
+        Event::Stderr(text) => (true, text),
+        _ => return false,
+    };
+    OMITTED_OUTPUT.with_borrow(|(of, omitted)| {
+        let omitted = if *of == job { omitted.upgrade() } else { None };
+        if let Some(omitted) = &omitted {
+            omitted.add(stderr, text.len());
+        }
+        omitted.is_some()
+    })
 }
 
 /// Searches the texts for the source locations where they are probably unbalanced. Takes at most 200 ms for all texts, and
@@ -326,14 +363,19 @@ impl Inner {
         }
     }
 
-    /// Handles an event of a job that is over. `connection` is the job's connection, or the session's own
-    /// connection if the job's connection is unknown.
-    fn handle_stray_event(&self, connection: &Connection, event: Event<'_>) {
+    /// Handles an event of `job`, which is over. `connection` is the job's connection, or the session's own connection if the
+    /// job's connection is unknown.
+    fn handle_stray_event(&self, job: u64, connection: &Connection, event: Event<'_>) {
         match event {
             Event::Stdout(text) | Event::Stderr(text) => {
                 let limit = self.limits.lock().max_output;
                 let mut state = connection.state();
-                state.pending_output.get_or_insert_with(|| ClippedBuffer::new(limit)).push(text);
+                let output = state.pending_output.get_or_insert_with(|| ClippedBuffer::new(limit));
+                output.push(text);
+                if output.is_full() {
+                    let omitted = state.pending_omitted.get_or_insert_default();
+                    OMITTED_OUTPUT.set((job, Arc::downgrade(omitted)));
+                }
             }
             Event::Notice(text) => connection.state().add_notice(clip_notice(text)),
             _ => {}
@@ -343,7 +385,8 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, mpsc};
+    use std::sync::atomic::AtomicU32;
+    use std::sync::{Barrier, mpsc};
 
     use parking_lot::Mutex;
 
@@ -388,6 +431,51 @@ mod tests {
             *observer.events.lock(),
             ["1 in the background", "(defun f ()) in 1, local: false", "1 in the background"]
         );
+    }
+
+    /// A garbage collection may stop a thread that prints, and the event loop would wait for the lock that the thread holds.
+    #[test]
+    fn output_beyond_the_limit_is_counted_without_the_schedulers_lock() {
+        let inner = Arc::new(Inner::new(Limits { max_output: 5, ..Limits::default() }));
+        let session = Session { connection: inner.own_connection.clone(), inner: inner.clone() };
+        let (send, receive) = mpsc::channel();
+        let id =
+            session.submit(Evaluation::new("(print-much)"), move |outcome| send.send(outcome).expect("a receiver"));
+        let job = inner.next_job(Lane::Evaluation, 1, None).expect("a job").id;
+        let text = [u32::from('x'); 4].map(AtomicU32::new);
+        let print = || inner.event(job, false, Event::Stdout(Text::new(&text)));
+        let step = Barrier::new(2);
+        std::thread::scope(|scope| {
+            let printing = scope.spawn(|| {
+                print();
+                print();
+                step.wait();
+                step.wait();
+                print();
+                inner.event(job, false, Event::Stderr(Text::new(&text)));
+            });
+            step.wait();
+            let lock = inner.scheduler.lock();
+            step.wait();
+            let end = Instant::now() + Duration::from_secs(20);
+            while !printing.is_finished() && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let is_finished = printing.is_finished();
+            drop(lock);
+            assert!(is_finished, "the thread waits for the lock");
+        });
+        inner.event(job, false, Event::Done { success: true });
+        let outcome = receive.recv().expect("an outcome");
+        assert_eq!((&*outcome.stdout.text, outcome.stdout.omitted, outcome.stderr.omitted), ("xxxxx", 7, 4));
+        // Output after the end is for the connection's next answer, and has a limit of its own.
+        for (prints, expected) in [(3, ("xxxxx".to_owned(), 7)), (1, ("xxxx".to_owned(), 0))] {
+            for _ in 0..prints {
+                print();
+            }
+            let background = session.so_far(id).background;
+            assert_eq!((background.text, background.omitted), expected);
+        }
     }
 
     /// An observer that queues its reports of errors.

@@ -61,6 +61,9 @@ const INSPECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time after which an inspection no longer delays the inspections of other connections: another thread takes over.
 const HAND_OVER_TIME: Duration = Duration::from_millis(100);
 
+/// The time for which a progress report waits for the scheduler's lock. A report that does not get the lock is sent later.
+const PROGRESS_LOCK_TIME: Duration = Duration::from_micros(500);
+
 type Reply<T> = Box<dyn FnOnce(T) + Send>;
 
 /// A function that sends an answer: a [`Reply`] bound to its argument.
@@ -172,6 +175,14 @@ impl Inner {
                 self.changed[lane].notify_one();
             }
         }
+    }
+}
+
+impl Inner {
+    /// Locks the scheduler state for a progress report. Returns `None` if another thread keeps the lock: a garbage collection
+    /// may have stopped this thread, and the event loop, which sends the reports, must not wait for the end of the collection.
+    fn lock_for_progress(&self) -> Option<MutexGuard<'_, SchedulerState>> {
+        self.scheduler.try_lock_for(PROGRESS_LOCK_TIME)
     }
 }
 

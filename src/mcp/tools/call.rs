@@ -265,7 +265,7 @@ impl PendingCall {
             let evaluation = session.evaluation_of(job);
             let printed = move |from, max| reports(&printing, job, from, max);
             self.inflight.report_progress(self.request, token.clone(), self.all_output, printed, move || {
-                let (first, time) = waiting.blocking_evaluation(evaluation?)?;
+                let (first, time) = waiting.blocking_evaluation_for_progress(evaluation?)?;
                 Some(format!("waiting for evaluation {first}, which has been running for {:.0} s", time.as_secs_f64()))
             });
         }

@@ -8,7 +8,7 @@ mod text;
 
 pub(crate) use error::UnbalancedText;
 pub(crate) use inspection::InspectionBuilder;
-pub(crate) use outcome::{OutcomeBuilder, defining_form};
+pub(crate) use outcome::{OmittedOutput, OutcomeBuilder, defining_form};
 pub(crate) use text::{
     ClippedBuffer, MAX_LOCATION, MAX_NOTICE_CHARS, clip_line, clip_name, clip_notice, first_chars, part,
 };

@@ -1,6 +1,7 @@
 //! The outcome builder, which makes an evaluation's outcome from events.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::JobEnd;
@@ -51,6 +52,27 @@ struct WarningBuilder {
     form: Option<String>,
 }
 
+/// The numbers of characters that are printed beyond an output limit. The threads that print add to these numbers without a
+/// lock: a garbage collection may stop such a thread for seconds, and other threads would wait for the lock.
+#[derive(Debug, Default)]
+pub(crate) struct OmittedOutput {
+    stdout: AtomicU64,
+    stderr: AtomicU64,
+}
+
+impl OmittedOutput {
+    /// Adds to the characters of stderr if `stderr` is true, and of stdout otherwise.
+    pub(crate) fn add(&self, stderr: bool, characters: usize) {
+        let count = if stderr { &self.stderr } else { &self.stdout };
+        count.fetch_add(characters as u64, Ordering::Relaxed);
+    }
+
+    /// Returns the numbers of characters of stdout and stderr.
+    pub(crate) fn counts(&self) -> [u64; 2] {
+        [&self.stdout, &self.stderr].map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
 /// A builder that makes an evaluation's outcome from events.
 #[derive(Debug, Default)]
 pub(crate) struct OutcomeBuilder {
@@ -65,6 +87,9 @@ pub(crate) struct OutcomeBuilder {
     printed_before: u64,
     /// The number of further characters to keep of the output.
     output_left: u64,
+    /// The counter of the output that threads print after `output_left` has become 0. The fields `stdout` and `stderr` do not
+    /// count this output.
+    omitted_output: Option<Arc<OmittedOutput>>,
     warnings: Vec<WarningBuilder>,
     warnings_omitted: u64,
     values: Vec<Clipped>,
@@ -168,6 +193,21 @@ impl OutcomeBuilder {
     /// Returns the kept output so far, stdout and stderr in the order printed.
     pub(crate) fn printed_text(&self) -> String {
         interleave(&self.stdout.text, &self.stderr.text, &self.turns)
+    }
+
+    /// Returns the counter of the output that is not kept; `None` while there is room for output. The reference is valid until
+    /// [`end_omitted_output`](Self::end_omitted_output) is called.
+    pub(crate) fn omitted_output(&mut self) -> Option<Weak<OmittedOutput>> {
+        (self.output_left == 0).then(|| Arc::downgrade(self.omitted_output.get_or_insert_default()))
+    }
+
+    /// Adds the omitted output that threads have counted to stdout and stderr, and ends the counting.
+    pub(crate) fn end_omitted_output(&mut self) {
+        if let Some(omitted) = self.omitted_output.take() {
+            let [stdout, stderr] = omitted.counts();
+            self.stdout.omitted += stdout;
+            self.stderr.omitted += stderr;
+        }
     }
 
     /// Adds output to stderr if `stderr` is true, and to stdout otherwise.
@@ -317,11 +357,14 @@ impl OutcomeBuilder {
     /// bytes. Returns true if `outcome` then has all output so far.
     pub(crate) fn copy_output(&self, outcome: &mut Outcome) -> bool {
         let mut left = OUTPUT_PART;
-        for (printed, copy) in [(&self.stdout, &mut outcome.stdout), (&self.stderr, &mut outcome.stderr)] {
+        let [stdout, stderr] = self.omitted_output.as_deref().map_or([0, 0], OmittedOutput::counts);
+        for (printed, copy, omitted) in
+            [(&self.stdout, &mut outcome.stdout, stdout), (&self.stderr, &mut outcome.stderr, stderr)]
+        {
             copy.text.reserve(printed.text.len().saturating_sub(copy.text.len()));
             let added = part(&printed.text, copy.text.len(), left).unwrap_or_default();
             copy.text.push_str(added);
-            copy.omitted = printed.omitted;
+            copy.omitted = printed.omitted + omitted;
             left -= added.len();
         }
         // The turn that was copied last may have become longer.
@@ -414,6 +457,7 @@ impl OutcomeBuilder {
     /// Returns the errors that reached the debugger, in order, and the output. A final error that reports an
     /// interruption is left out.
     pub(crate) fn into_errors_and_output(mut self) -> (Vec<Arc<ErrorRecord>>, Clipped) {
+        self.end_omitted_output();
         let printed = Clipped { text: self.printed_text(), omitted: self.omitted_chars() };
         let mut errors: Vec<_> = self.take_superseded().into_iter().map(|(error, _)| error).collect();
         // An interruption at the end of the grace period is not an error.
@@ -469,6 +513,7 @@ impl OutcomeBuilder {
 
     /// Returns the outcome. `end` is the way in which the evaluation's job ended.
     pub(crate) fn finish(mut self, end: JobEnd) -> Outcome {
+        self.end_omitted_output();
         let errors =
             if self.records_refer_to_errors { self.signalled_errors().unwrap_or_default() } else { Vec::new() };
         let result = match end {

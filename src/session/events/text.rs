@@ -40,6 +40,11 @@ impl ClippedBuffer {
         self.omitted += characters.count() as u64 + clipped.omitted;
     }
 
+    /// Returns true if further characters are only counted.
+    pub(crate) fn is_full(&self) -> bool {
+        self.left == 0
+    }
+
     /// Returns the kept text.
     pub(crate) fn as_str(&self) -> &str {
         &self.text
