@@ -370,7 +370,8 @@ impl Session {
     /// Returns the same text as [`output_so_far`](Self::output_so_far), up to the end of a character, but at most `max`
     /// bytes. Also returns `None` while another thread keeps the scheduler's lock.
     pub(crate) fn output_part(&self, id: JobId, from: usize, max: usize) -> Option<String> {
-        stdout_part(&mut self.inner.lock_for_progress()?, id, from, max)
+        let mut scheduler = self.inner.lock_for_progress()?;
+        stdout_part(&mut scheduler, id, from, max)
     }
 
     /// Returns the progress messages of a running evaluation so far, one per line, from byte `from` on, at most `max` bytes.
