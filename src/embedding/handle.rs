@@ -8,12 +8,12 @@ use std::time::Duration;
 use once_cell::sync::OnceCell;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::convert::{Arguments, FromLisp, IntoLisp};
+use super::convert::{Arguments, FromLisp, IntoLisp, Symbol};
 use super::define::{self, HostFunction};
 use super::enter::{Cx, Entry};
 use super::error::{Condition, Error};
 use super::function::Function;
-use super::options::{Options, Restart};
+use super::options::{Options, Restart, Variable};
 use super::output::{StreamThreads, Streams, TracingWriter};
 use super::pool::{self, Pool};
 use super::save;
@@ -662,11 +662,19 @@ impl Lisp {
     /// # Errors
     /// Returns [`Error::Condition`] if a name does not spell a symbol, or there is no such symbol.
     pub fn with_bindings(&self, bindings: &[(&str, Value)]) -> Result<Self, Error> {
-        let symbols: Vec<Value> = self.enter(|cx| {
-            bindings.iter().map(|(name, _)| cx.call_entry(Entry::Symbol, |writer| name.write(writer))).collect()
+        let variables: Vec<Variable> = self.enter(|cx| {
+            let find = |(name, _): &(&str, Value)| {
+                let symbol: Symbol = cx.call_entry(Entry::Symbol, |writer| name.write(writer))?;
+                Ok(if symbol.package.is_some() {
+                    Variable::Named(symbol)
+                } else {
+                    Variable::Homeless(cx.call_entry(Entry::Symbol, |writer| name.write(writer))?)
+                })
+            };
+            bindings.iter().map(find).collect::<Result<_, Error>>()
         })?;
         Ok(self.derive(|options| {
-            options.variables.extend(symbols);
+            options.variables.extend(variables);
             options.values.extend(bindings.iter().map(|(_, value)| value.clone()));
         }))
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use super::convert::{ConversionError, IntoLisp, Writer};
+use super::convert::{ConversionError, IntoLisp, Symbol, Writer};
 use super::error::Condition;
 use super::value::Value;
 use crate::os::panics::PanicSafeDrop;
@@ -19,11 +19,28 @@ pub(super) struct Options {
     pub(super) timeout: Option<Duration>,
     pub(super) package: Option<String>,
     pub(super) handler: Option<Handler>,
-    /// The symbols of the bound variables: a name would not identify a symbol without a home package.
-    pub(super) variables: Vec<Value>,
+    pub(super) variables: Vec<Variable>,
     pub(super) values: Vec<Value>,
     /// The number of the group to which the calls belong. An interrupt handle interrupts all calls of one group.
     pub(super) group: u64,
+}
+
+/// A bound variable.
+#[derive(Debug, Clone)]
+pub(super) enum Variable {
+    /// The variable with this name, also after a reset of the session has removed the symbol and code has made it again.
+    Named(Symbol),
+    /// The variable of a symbol without a home package, which no name identifies.
+    Homeless(Value),
+}
+
+impl IntoLisp for Variable {
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        match self {
+            Self::Named(symbol) => symbol.write(writer),
+            Self::Homeless(symbol) => symbol.write(writer),
+        }
+    }
 }
 
 impl Options {

@@ -146,6 +146,8 @@ pub(crate) fn serve(
     if has_supervisor {
         server.fail_all(SHUTTING_DOWN);
         connection.inflight.fail_all(SHUTTING_DOWN);
+        // Lisp threads that wait until the supervisor has read enough must unwind their held evaluations.
+        connection.event_loop.drain_excess(SUPERVISOR_DRAIN_TIME);
     }
     let deadline = connection.event_loop.unwinding_deadline();
     if recovery.is_restoring() {
@@ -249,8 +251,9 @@ pub(crate) fn serve_unsupervised(
     // A client that was connected already may have been accepted meanwhile.
     let clients = all_clients();
     fail_all(&clients, SHUTTING_DOWN);
-    connection.event_loop.handle_unread(&service, MIN_DRAIN_TIME);
-    finish_answers(&clients, Instant::now() + connection.drain_time());
+    let (now, time) = (Instant::now(), connection.drain_time());
+    connection.event_loop.handle_unread(&service, time / 2);
+    finish_answers(&clients, now + time);
     Ok(status)
 }
 

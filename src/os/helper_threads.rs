@@ -36,9 +36,16 @@ static THREAD_IDLE: Condvar = Condvar::new();
 
 /// Starts a helper thread that never ends. It runs the work for which no other thread can be started, for example because
 /// evaluated code has used up the threads of the process.
+/// Later calls do nothing.
 pub(crate) fn start() -> io::Result<()> {
-    HELPERS.lock().threads += 1;
-    spawn(Duration::MAX)
+    static STARTED: Mutex<bool> = Mutex::new(false);
+    let mut started = STARTED.lock();
+    if !*started {
+        HELPERS.lock().threads += 1;
+        spawn(Duration::MAX)?;
+        *started = true;
+    }
+    Ok(())
 }
 
 /// Runs `work` on another thread and returns at once. A panic in `work` is ignored.

@@ -64,13 +64,16 @@ impl Reporter {
     /// Sends the queued reports. If another thread sends reports and takes longer than [`MAX_SENDING_WAIT`], leaves the
     /// reports in the queue, from which they are sent by that thread or with the next reports.
     fn send_queued(&self) {
-        let Some(_sending) = self.queue.sending.try_lock_for(MAX_SENDING_WAIT) else { return };
-        loop {
-            // The queue's lock is not held while a report is encoded.
-            let next = self.queue.reports.lock().pop_front();
-            let Some(ErrorReport { client, added, last }) = next else { return };
-            let added = added.map(|error| error.truncated(MAX_ERROR_BYTES));
-            self.report_change(SessionEvent::Errors { client, added, last });
+        // A thread may add a report, and give up waiting, just before this thread releases the lock.
+        while !self.queue.reports.lock().is_empty() {
+            let Some(_sending) = self.queue.sending.try_lock_for(MAX_SENDING_WAIT) else { return };
+            loop {
+                // The queue's lock is not held while a report is encoded.
+                let next = self.queue.reports.lock().pop_front();
+                let Some(ErrorReport { client, added, last }) = next else { break };
+                let added = added.map(|error| error.truncated(MAX_ERROR_BYTES));
+                self.report_change(SessionEvent::Errors { client, added, last });
+            }
         }
     }
 

@@ -62,7 +62,7 @@ const INSPECTION_TIMEOUT: Duration = Duration::from_secs(10);
 const HAND_OVER_TIME: Duration = Duration::from_millis(100);
 
 /// The time for which a progress report waits for the scheduler's lock. A report that does not get the lock is sent later.
-const PROGRESS_LOCK_TIME: Duration = Duration::from_micros(500);
+const PROGRESS_LOCK_TIME: Duration = Duration::from_micros(100);
 
 type Reply<T> = Box<dyn FnOnce(T) + Send>;
 

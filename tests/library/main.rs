@@ -331,6 +331,10 @@ fn with_timeout_handler_package_and_bindings_derive_handles() {
     assert_eq!(bound.eval::<i64>("*level*").unwrap(), 5);
     assert_eq!(lisp.eval::<i64>("*level*").unwrap(), 1);
     assert!(lisp.with_bindings(&[("*no-such-variable*", Value::nil())]).is_err());
+    // The binding has the variable's name: a later symbol of this name counts.
+    lisp.load_str("(unintern '*level*)").unwrap();
+    lisp.load_str("(defvar *level* 1)").unwrap();
+    assert_eq!(bound.eval::<i64>("*level*").unwrap(), 5);
     // The symbol of this variable has no home package.
     lisp.load_str(
         "(defpackage :former-home (:use :cl) (:export \"*MOVED*\")) (defvar former-home:*moved* 1)
