@@ -235,7 +235,7 @@ impl HeldActivity {
     /// forms are collected.
     pub(super) fn begin_unwinding(&mut self) {
         if let Some(builder) = self.request.outcome_builder_mut() {
-            builder.end_omitted_output();
+            builder.renew_printed();
         }
         self.unwinding = self.hold.as_ref().map(|hold| Box::new(hold.builder.resumption_builder()));
     }

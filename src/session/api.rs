@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use super::activity::{HandledErrors, Inspection, RequestBody, Submission};
 use super::connection::Connection;
-use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder, part};
+use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder, Printed, part};
 use super::operation::{Operation, RecordsBuilder};
 use super::post_processing::{BoundPostProcessing, PostProcessing};
 use super::reentry::{DEADLOCK, DEADLOCK_IN_BACKGROUND, FORKED, NO_THREADS};
 use super::scheduler::{JobWait, Request, SchedulerState};
-use super::{INSPECTION_TIMEOUT, Inner, Reply, utf32};
+use super::{INSPECTION_TIMEOUT, Inner, PROGRESS_LOCK_TIME, Reply, utf32};
 use crate::config::{ImageConfig, Limits};
 use crate::error::{BootError, HoldEnd, InspectError};
 use crate::image::process::is_forked;
@@ -22,8 +22,7 @@ use crate::outcome::{
 };
 
 /// The notice that an outcome so far lacks output.
-const OUTPUT_INCOMPLETE: &str =
-    "The end of the output is missing here: the evaluation ended while its output was being copied.";
+const OUTPUT_INCOMPLETE: &str = "Output is missing here: the evaluation ended while its output was being copied.";
 
 /// The identity of a submitted evaluation, of a request about a held evaluation, or of an inspection, for
 /// [`Session::cancel`].
@@ -330,6 +329,11 @@ impl Session {
     /// about to end or already in the background, or because the background is full.
     #[must_use = "`None` means that the evaluation was not moved"]
     pub fn leave_foreground(&self, id: JobId) -> Option<Outcome> {
+        self.move_to_background(id).map(|so_far| self.complete(so_far))
+    }
+
+    /// Moves an evaluation to the background as [`leave_foreground`](Self::leave_foreground) does, without copying output.
+    pub(crate) fn move_to_background(&self, id: JobId) -> Option<OutcomeSoFar> {
         let mut scheduler = self.inner.scheduler.lock();
         if !scheduler.move_to_background(id.0) {
             return None;
@@ -339,24 +343,45 @@ impl Session {
             observer.job_ended(id.0);
             observer.evaluation_detached(running.evaluation);
         }
-        let (mut outcome, is_complete) = outcome_so_far(&mut scheduler, id);
+        let so_far = outcome_so_far(&mut scheduler, &self.connection, id);
         self.inner.unlock_and_notify(scheduler);
-        if !is_complete {
-            self.inner.copy_rest_of_output(id, &mut outcome);
-        }
-        self.connection.state().move_pending_to(&mut outcome);
-        Some(outcome)
+        Some(so_far)
     }
 
     /// Returns the outcome so far of an evaluation that is not over. Moves the output and notices that wait for the next
     /// answer into this outcome.
     #[must_use]
     pub fn so_far(&self, id: JobId) -> Outcome {
-        let (mut outcome, is_complete) = outcome_so_far(&mut self.inner.scheduler.lock(), id);
-        if !is_complete {
-            self.inner.copy_rest_of_output(id, &mut outcome);
+        self.complete(self.so_far_without_output(id))
+    }
+
+    /// Returns the same outcome as [`so_far`](Self::so_far), without copying output.
+    pub(crate) fn so_far_without_output(&self, id: JobId) -> OutcomeSoFar {
+        outcome_so_far(&mut self.inner.scheduler.lock(), &self.connection, id)
+    }
+
+    /// Returns the outcome with its output. If the evaluation ends while its output is being copied, takes the output from
+    /// the evaluation's kept outcome, or adds a notice that output is missing.
+    ///
+    /// If there is output, this function must not be called on the event loop: a garbage collection may have stopped a thread
+    /// that prints.
+    pub(crate) fn complete(&self, so_far: OutcomeSoFar) -> Outcome {
+        let OutcomeSoFar { mut outcome, printed, background } = so_far;
+        if let Some(printed) = printed {
+            let (text, is_complete) = printed.copy();
+            (outcome.stdout, outcome.stderr, outcome.turns) = (text.stdout, text.stderr, text.turns);
+            if !is_complete {
+                let kept = self.inner.scheduler.lock().evaluations.outcome(outcome.evaluation);
+                match kept {
+                    Some(kept) => {
+                        (outcome.stdout, outcome.stderr) = (kept.stdout.clone(), kept.stderr.clone());
+                        (outcome.turns, outcome.printed_before) = (kept.turns.clone(), kept.printed_before);
+                    }
+                    None => outcome.notices.push(OUTPUT_INCOMPLETE.to_owned()),
+                }
+            }
         }
-        self.connection.state().move_pending_to(&mut outcome);
+        outcome.background = background.map(|printed| printed.take().stdout).unwrap_or_default();
         outcome
     }
 
@@ -364,14 +389,17 @@ impl Session {
     /// Returns `None` when the evaluation does not run, or has printed nothing more.
     #[must_use]
     pub fn output_so_far(&self, id: JobId, from: usize) -> Option<String> {
-        stdout_part(&mut self.inner.scheduler.lock(), id, from, usize::MAX)
+        let printed = printed_by(&mut self.inner.scheduler.lock(), id)?;
+        printed.stdout_part(from, usize::MAX, None)
     }
 
     /// Returns the same text as [`output_so_far`](Self::output_so_far), up to the end of a character, but at most `max`
-    /// bytes. Also returns `None` while another thread keeps the scheduler's lock.
+    /// bytes. Also returns `None` while another thread keeps the scheduler's lock or the output's lock.
     pub(crate) fn output_part(&self, id: JobId, from: usize, max: usize) -> Option<String> {
         let mut scheduler = self.inner.lock_for_progress()?;
-        stdout_part(&mut scheduler, id, from, max)
+        let printed = printed_by(&mut scheduler, id)?;
+        drop(scheduler);
+        printed.stdout_part(from, max, Some(PROGRESS_LOCK_TIME))
     }
 
     /// Returns the progress messages of a running evaluation so far, one per line, from byte `from` on, at most `max` bytes.
@@ -543,42 +571,37 @@ fn refusal(kind: &str, reason: &str) -> Arc<Outcome> {
     Arc::new(OutcomeBuilder::blank(0).finish_with_error(kind, reason.to_owned()))
 }
 
-impl Inner {
-    /// Adds to an outcome so far the rest of the output of its evaluation, in parts: copying a large output takes time, so
-    /// the lock is released in between. If the evaluation ends meanwhile, takes the output from its kept outcome, or adds a
-    /// notice that the end of the output is missing.
-    fn copy_rest_of_output(&self, id: JobId, outcome: &mut Outcome) {
-        let kept = loop {
-            let mut scheduler = self.scheduler.lock();
-            match scheduler.find(id.0).and_then(|running| running.activity.outcome_builder()) {
-                Some(builder) if builder.copy_output(outcome) => return,
-                Some(_) => {}
-                None => break scheduler.evaluations.outcome(outcome.evaluation),
-            }
-        };
-        match kept {
-            Some(kept) => {
-                (outcome.stdout, outcome.stderr) = (kept.stdout.clone(), kept.stderr.clone());
-                (outcome.turns, outcome.printed_before) = (kept.turns.clone(), kept.printed_before);
-            }
-            None => outcome.notices.push(OUTPUT_INCOMPLETE.to_owned()),
-        }
+/// The outcome so far of an evaluation, without its output. [`Session::complete`] adds the output.
+pub(crate) struct OutcomeSoFar {
+    outcome: Outcome,
+    /// The output of the evaluation; `None` if the evaluation has printed nothing.
+    printed: Option<Arc<Printed>>,
+    /// The output that waited for the connection's next answer.
+    background: Option<Arc<Printed>>,
+}
+
+impl OutcomeSoFar {
+    /// Returns true if there is output to add.
+    pub(crate) fn lacks_output(&self) -> bool {
+        self.printed.is_some() || self.background.is_some()
     }
 }
 
-/// Returns the text that a running evaluation has printed to `*standard-output*` so far, from byte `from` on, up to the end
-/// of a character, but at most `max` bytes. Returns `None` if there is no such text.
-fn stdout_part(scheduler: &mut SchedulerState, id: JobId, from: usize, max: usize) -> Option<String> {
-    let printed = scheduler.find(id.0)?.activity.outcome_builder()?.stdout();
-    part(printed, from, max).map(str::to_owned)
+/// Returns the output of a running evaluation; `None` if it does not run.
+fn printed_by(scheduler: &mut SchedulerState, id: JobId) -> Option<Arc<Printed>> {
+    Some(scheduler.find(id.0)?.activity.outcome_builder()?.printed().clone())
 }
 
-/// Returns the outcome so far of an evaluation, with the beginning of its output, and true if this is all output so far. The
-/// outcome is empty while the evaluation does not run.
-fn outcome_so_far(scheduler: &mut SchedulerState, id: JobId) -> (Outcome, bool) {
+/// Returns the outcome so far of an evaluation. The outcome is empty while the evaluation does not run. Takes the output and
+/// the notices that wait for the connection's next answer.
+fn outcome_so_far(scheduler: &mut SchedulerState, connection: &Connection, id: JobId) -> OutcomeSoFar {
     let number = scheduler.evaluations.find_by_job(id.0).unwrap_or(0);
     let running = scheduler.find(id.0).and_then(|running| running.activity.outcome_builder());
-    running.map_or_else(|| OutcomeBuilder::blank(number).outcome_so_far(), OutcomeBuilder::outcome_so_far)
+    let printed = running.map(OutcomeBuilder::printed).filter(|printed| !printed.is_empty()).cloned();
+    let mut outcome =
+        running.map_or_else(|| OutcomeBuilder::blank(number).outcome_so_far(), OutcomeBuilder::outcome_so_far);
+    let background = connection.state().take_pending(&mut outcome);
+    OutcomeSoFar { outcome, printed, background }
 }
 
 /// A background job whose thread is about to wait for another job, and the function that ends the wait.
@@ -612,8 +635,7 @@ mod tests {
     /// The number of characters that are printed at once.
     const PRINTED_AT_ONCE: usize = 1 << 20;
 
-    /// Returns the outcome so far of an evaluation that prints `mebibytes` MiB, and ends after the first part of its output
-    /// has been copied.
+    /// Returns the outcome so far of an evaluation that prints `mebibytes` MiB, and ends before its output is copied.
     fn outcome_of_evaluation_that_ends_meanwhile(mebibytes: usize) -> Outcome {
         let inner = Arc::new(Inner::new(Limits { max_output: 64 << 20, ..Limits::default() }));
         let session = Session { connection: inner.own_connection.clone(), inner: inner.clone() };
@@ -625,11 +647,35 @@ mod tests {
         for _ in 0..mebibytes {
             inner.event(id.0, false, Event::Stdout(Text::new(&characters)));
         }
-        let (mut outcome, is_complete) = outcome_so_far(&mut inner.scheduler.lock(), id);
-        assert!(!is_complete, "all output was copied at once");
+        let so_far = session.move_to_background(id).expect("it moves");
         inner.event(id.0, false, Event::Done { success: true });
-        inner.copy_rest_of_output(id, &mut outcome);
-        outcome
+        session.complete(so_far)
+    }
+
+    /// A garbage collection may have stopped a thread that prints.
+    #[test]
+    fn event_loop_does_not_wait_for_a_thread_that_prints() {
+        let inner = Arc::new(Inner::new(Limits::default()));
+        let session = Session { connection: inner.own_connection.clone(), inner: inner.clone() };
+        let evaluation = Evaluation { background: Background::Later, ..Evaluation::new("(print-x)") };
+        let id = session.submit(evaluation, drop);
+        inner.next_job(Lane::Evaluation, 1, None).expect("a job");
+        inner.event(id.0, false, Event::Stdout(Text::new(&[AtomicU32::new(u32::from('x'))])));
+        let printed = printed_by(&mut inner.scheduler.lock(), id).expect("output");
+        let lock = printed.lock();
+        let (send, receive) = mpsc::channel();
+        let calling = session.clone();
+        std::thread::spawn(move || {
+            let report = calling.output_part(id, 0, 10);
+            let status = calling.evaluation(Some(1)).map(|status| status.printed);
+            send.send((report, status.ok(), calling.move_to_background(id)))
+        });
+        let answers = receive.recv_timeout(Duration::from_secs(20));
+        drop(lock);
+        let (report, kept, so_far) = answers.expect("the thread waits for the lock");
+        assert_eq!((report, kept), (None, Some(1)));
+        assert_eq!(session.complete(so_far.expect("it moves")).stdout.text, "x");
+        assert_eq!(session.output_part(id, 0, 10).as_deref(), Some("x"));
     }
 
     /// A garbage collection may have stopped the thread that holds the lock.
@@ -659,9 +705,9 @@ mod tests {
 
     /// The outcome of the evaluation is too large to be kept.
     #[test]
-    fn output_so_far_says_that_its_end_is_missing() {
+    fn outcome_so_far_says_that_output_is_missing() {
         let outcome = outcome_of_evaluation_that_ends_meanwhile(17);
-        assert!(outcome.stdout.text.len() < 17 * PRINTED_AT_ONCE);
+        assert!(outcome.stdout.text.is_empty());
         assert_eq!(outcome.notices, [OUTPUT_INCOMPLETE]);
     }
 }

@@ -9,14 +9,14 @@ use super::activity::{Activity, EvaluationActivity, HeldActivity, HeldRequest, H
 use super::connection::Connection;
 use super::error_state::ErrorState;
 use super::evaluations::EndedEvaluation;
-use super::events::{ClippedBuffer, JobEnd, OutcomeBuilder};
+use super::events::{JobEnd, OutcomeBuilder, Printed};
 use super::hold::Resumed;
 use super::scheduler::{Request, RunningJob, SchedulerState};
 use super::{AnswerFn, Inner, Reply, bind_reply};
 use crate::error::{HoldEnd, HoldError, InspectError};
 use crate::image::{InterruptReason, Lane};
 use crate::os::panics;
-use crate::outcome::{Clipped, ErrorRecord, Outcome, TestCounts};
+use crate::outcome::{ErrorRecord, Outcome, TestCounts};
 use crate::tool_names;
 
 /// The number of requests that are cancelled before other threads may use the scheduler state.
@@ -291,8 +291,9 @@ impl Inner {
         }
         state.update_from(outcome);
         self.report_errors(connection, &state, outcome);
-        state.move_pending_to(outcome);
+        let background = state.take_pending(outcome);
         drop(state);
+        outcome.background = background.map(|printed| printed.take().stdout).unwrap_or_default();
         if let (true, Err(error)) = (outcome.held, &outcome.result) {
             self.notify_of_hold(connection, outcome.evaluation, &error.kind);
         }
@@ -407,7 +408,7 @@ impl Inner {
             state.add_notice(notice);
         }
         if !printed.is_empty() {
-            state.pending_output.get_or_insert_with(|| ClippedBuffer::new(limit)).push_clipped(&printed);
+            state.pending_output(limit).push_clipped(&printed);
         }
         self.record_superseded_errors(
             connection,
@@ -426,7 +427,9 @@ impl Inner {
             state.record(error, self.next_error_number());
         }
         self.report_errors(connection, &state, outcome);
-        state.move_pending_to(outcome);
+        let background = state.take_pending(outcome);
+        drop(state);
+        outcome.background = background.map(|printed| printed.take().stdout).unwrap_or_default();
     }
 
     /// Makes the observer send its queued reports. Must not be called under the scheduler's lock.
@@ -506,13 +509,12 @@ impl ErrorState {
         };
     }
 
-    /// Moves the output and the notices that waited for the next answer into this outcome.
-    pub(super) fn move_pending_to(&mut self, outcome: &mut Outcome) {
-        outcome.background = self.pending_output.take().map(Clipped::from).unwrap_or_default();
-        if let Some(omitted) = self.pending_omitted.take() {
-            outcome.background.omitted += omitted.counts().iter().sum::<u64>();
-        }
+    /// Moves the notices that waited for the next answer into this outcome. Returns the output that waited. The caller adds
+    /// its text to the outcome when this state is unlocked, because the caller may have to wait for a thread that prints.
+    #[must_use]
+    pub(super) fn take_pending(&mut self, outcome: &mut Outcome) -> Option<Arc<Printed>> {
         outcome.notices.extend(self.take_notices());
+        self.pending_output.take()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::events::{ClippedBuffer, MAX_NOTICE_CHARS, OmittedOutput};
+use super::events::{MAX_NOTICE_CHARS, Printed};
 use super::history::History;
 use crate::outcome::ErrorRecord;
 
@@ -16,10 +16,8 @@ pub(super) struct ErrorState {
     pub(super) last_error: Option<Arc<ErrorRecord>>,
     /// The recorded errors.
     pub(super) history: History,
-    /// Output of threads that outlived their evaluation, for the next answer.
-    pub(super) pending_output: Option<ClippedBuffer>,
-    /// The counter of the output that threads print after the limit of `pending_output` is reached.
-    pub(super) pending_omitted: Option<Arc<OmittedOutput>>,
+    /// Output of threads that outlived their evaluation, for the next answer. It has one stream.
+    pub(super) pending_output: Option<Arc<Printed>>,
     /// Notices for the next answer.
     pub(super) notices: Vec<String>,
     /// The number of notices that were omitted because of the limit.
@@ -49,6 +47,11 @@ impl ErrorState {
     pub(super) fn adopt_last_error(&mut self, error: &Arc<ErrorRecord>) {
         self.history.push(error.clone());
         self.last_error = Some(error.clone());
+    }
+
+    /// Returns the output for the next answer. If there is none yet, creates it; it then keeps `limit` characters.
+    pub(super) fn pending_output(&mut self, limit: u64) -> &Arc<Printed> {
+        self.pending_output.get_or_insert_with(|| Arc::new(Printed::with_one_stream(limit)))
     }
 
     /// Adds a notice to the next answer.

@@ -336,29 +336,24 @@ impl Session {
     /// Fails as [`evaluation`](Self::evaluation) does.
     pub fn printed(&self, id: u64) -> Result<(String, u64), EvaluationError> {
         let _copying = self.inner.output_copy.lock();
-        let mut so_far: Option<Outcome> = None;
-        // Copying a large output takes time, so the lock is released after each part.
-        let (before, is_running) = loop {
+        let (before, so_far) = loop {
             let scheduler = self.inner.scheduler.lock();
             let before = scheduler.evaluations.get(id)?.outcome.clone();
-            let Some(builder) = scheduler.running_builder(id) else { break (before, false) };
-            match &mut so_far {
-                Some(outcome) if outcome.printed_before == builder.printed_before() => {
-                    if builder.copy_output(outcome) {
-                        break (before, true);
-                    }
-                }
-                // If the evaluation was held and resumed meanwhile, `before` has the output that was copied.
-                _ => so_far = Some(builder.outcome_so_far().0),
+            let Some(builder) = scheduler.running_builder(id) else { break (before, None) };
+            let printed = builder.printed().clone();
+            drop(scheduler);
+            // If the evaluation is held or ends meanwhile, the outcome of its entry gets the output.
+            let (so_far, is_complete) = printed.copy();
+            if is_complete {
+                break (before, Some(so_far.interleaved()));
             }
         };
-        // Combining the texts takes time, so the lock is not held meanwhile.
         let (mut text, mut omitted) = before.map_or_else(Default::default, |outcome| {
             (outcome.printed(), outcome.stdout.omitted + outcome.stderr.omitted)
         });
-        if let Some(outcome) = so_far.filter(|_| is_running) {
-            text += &outcome.printed();
-            omitted += outcome.stdout.omitted + outcome.stderr.omitted;
+        if let Some(so_far) = so_far {
+            text += &so_far.text;
+            omitted += so_far.omitted;
         }
         Ok((text, omitted))
     }

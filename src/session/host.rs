@@ -11,8 +11,7 @@ use super::Inner;
 use super::activity::{Activity, HoldEffect};
 use super::connection::Connection;
 use super::events::{
-    ClippedBuffer, JobEnd, MAX_LOCATION, OmittedOutput, OutcomeBuilder, UnbalancedText, clip_line, clip_name,
-    clip_notice, defining_form, first_chars,
+    JobEnd, MAX_LOCATION, Printed, UnbalancedText, clip_line, clip_name, clip_notice, defining_form, first_chars,
 };
 use super::limits::HEAP_CHECK_INTERVAL;
 use super::scheduler::{Instruction, Placement, RunningJob, SchedulerState};
@@ -25,8 +24,9 @@ const HINT_SEARCH_TIME: Duration = Duration::from_millis(200);
 const MAX_REASON: usize = 10_000;
 
 thread_local! {
-    /// The last job of which this thread printed more than the output limit, with the counter of the omitted output.
-    static OMITTED_OUTPUT: RefCell<(u64, Weak<OmittedOutput>)> = const { RefCell::new((0, Weak::new())) };
+    /// The last job for which this thread printed, and the job's output. If a thread finds its output here, it prints without
+    /// the scheduler's lock.
+    static PRINTED: RefCell<(u64, Weak<Printed>)> = const { RefCell::new((0, Weak::new())) };
 }
 
 impl Host for Inner {
@@ -97,12 +97,16 @@ impl Host for Inner {
     }
 
     fn event(&self, job: u64, signalled: bool, event: Event<'_>) -> bool {
-        if !signalled && count_omitted_output(job, event) {
-            return false;
-        }
-        if let Event::Defined(start, description) = event {
-            self.record_defining_form(job, start, &description.to_owned());
-            return false;
+        match event {
+            Event::Stdout(text) | Event::Stderr(text) => {
+                self.print(job, matches!(event, Event::Stderr(_)), text);
+                return false;
+            }
+            Event::Defined(start, description) => {
+                self.record_defining_form(job, start, &description.to_owned());
+                return false;
+            }
+            _ => {}
         }
         let mut scheduler = self.scheduler.lock();
         if let Event::ThreadRefused(reason) = event {
@@ -153,10 +157,11 @@ impl Host for Inner {
                 scheduler.abandoned.record_refusal(&first_chars(reason, MAX_REASON));
                 return false;
             }
-            let connection =
-                scheduler.evaluations.connection_of_job(job).unwrap_or_else(|| self.own_connection.clone());
-            drop(scheduler);
-            self.handle_stray_event(job, &connection, event);
+            if let Event::Notice(text) = event {
+                let connection = self.connection_of_ended(&scheduler, job);
+                drop(scheduler);
+                connection.state().add_notice(clip_notice(text));
+            }
             return false;
         };
         match event {
@@ -230,37 +235,11 @@ impl Host for Inner {
             Event::Definitions(text) => self.notify_others(&running.connection, &format!("{}.", clip_notice(text))),
             event => {
                 let activity = &mut running.activity;
-                if signalled {
-                    return activity.handle_signalled_event(event);
-                }
-                let enough = activity.handle_event(event);
-                if matches!(event, Event::Stdout(_) | Event::Stderr(_))
-                    && let Some(omitted) = activity.current_builder().and_then(OutcomeBuilder::omitted_output)
-                {
-                    OMITTED_OUTPUT.set((job, omitted));
-                }
-                return enough;
+                return if signalled { activity.handle_signalled_event(event) } else { activity.handle_event(event) };
             }
         }
         false
     }
-}
-
-/// Counts output of a job for which this thread has [reached the output limit](OMITTED_OUTPUT), without a lock. Returns
-/// false, and does nothing, for other output and other events.
-fn count_omitted_output(job: u64, event: Event<'_>) -> bool {
-    let (stderr, text) = match event {
-        Event::Stdout(text) => (false, text),
-        Event::Stderr(text) => (true, text),
-        _ => return false,
-    };
-    OMITTED_OUTPUT.with_borrow(|(of, omitted)| {
-        let omitted = if *of == job { omitted.upgrade() } else { None };
-        if let Some(omitted) = &omitted {
-            omitted.add(stderr, text.len());
-        }
-        omitted.is_some()
-    })
 }
 
 /// Searches the texts for the source locations where they are probably unbalanced. Takes at most 200 ms for all texts, and
@@ -363,23 +342,34 @@ impl Inner {
         }
     }
 
-    /// Handles an event of `job`, which is over. `connection` is the job's connection, or the session's own connection if the
-    /// job's connection is unknown.
-    fn handle_stray_event(&self, job: u64, connection: &Connection, event: Event<'_>) {
-        match event {
-            Event::Stdout(text) | Event::Stderr(text) => {
-                let limit = self.limits.lock().max_output;
-                let mut state = connection.state();
-                let output = state.pending_output.get_or_insert_with(|| ClippedBuffer::new(limit));
-                output.push(text);
-                if output.is_full() {
-                    let omitted = state.pending_omitted.get_or_insert_default();
-                    OMITTED_OUTPUT.set((job, Arc::downgrade(omitted)));
-                }
+    /// Adds text that `job` prints to its output.
+    fn print(&self, job: u64, is_stderr: bool, text: Text<'_>) {
+        loop {
+            let cached = PRINTED.with_borrow(|(of, printed)| if *of == job { printed.upgrade() } else { None });
+            if cached.is_some_and(|printed| printed.push(is_stderr, text)) {
+                return;
             }
-            Event::Notice(text) => connection.state().add_notice(clip_notice(text)),
-            _ => {}
+            let Some(printed) = self.find_printed(job) else { return };
+            PRINTED.set((job, Arc::downgrade(&printed)));
         }
+    }
+
+    /// Returns the output that gets the text that `job` prints: the current builder's or, if the job is over, the output that
+    /// waits for the connection's next answer. Returns `None` if the text is not kept.
+    fn find_printed(&self, job: u64) -> Option<Arc<Printed>> {
+        let mut scheduler = self.scheduler.lock();
+        if let Some(running) = scheduler.find(job) {
+            return running.activity.current_builder().map(|builder| builder.printed().clone());
+        }
+        let connection = self.connection_of_ended(&scheduler, job);
+        drop(scheduler);
+        let limit = self.limits.lock().max_output;
+        Some(connection.state().pending_output(limit).clone())
+    }
+
+    /// Returns the connection of a job that is over, or the session's own connection if the job's connection is unknown.
+    fn connection_of_ended(&self, scheduler: &SchedulerState, job: u64) -> Arc<Connection> {
+        scheduler.evaluations.connection_of_job(job).unwrap_or_else(|| self.own_connection.clone())
     }
 }
 
@@ -435,7 +425,7 @@ mod tests {
 
     /// A garbage collection may stop a thread that prints, and the event loop would wait for the lock that the thread holds.
     #[test]
-    fn output_beyond_the_limit_is_counted_without_the_schedulers_lock() {
+    fn threads_print_without_the_schedulers_lock() {
         let inner = Arc::new(Inner::new(Limits { max_output: 5, ..Limits::default() }));
         let session = Session { connection: inner.own_connection.clone(), inner: inner.clone() };
         let (send, receive) = mpsc::channel();
@@ -448,9 +438,9 @@ mod tests {
         std::thread::scope(|scope| {
             let printing = scope.spawn(|| {
                 print();
+                step.wait();
+                step.wait();
                 print();
-                step.wait();
-                step.wait();
                 print();
                 inner.event(job, false, Event::Stderr(Text::new(&text)));
             });
@@ -465,9 +455,10 @@ mod tests {
             drop(lock);
             assert!(is_finished, "the thread waits for the lock");
         });
+        print();
         inner.event(job, false, Event::Done { success: true });
         let outcome = receive.recv().expect("an outcome");
-        assert_eq!((&*outcome.stdout.text, outcome.stdout.omitted, outcome.stderr.omitted), ("xxxxx", 7, 4));
+        assert_eq!((&*outcome.stdout.text, outcome.stdout.omitted, outcome.stderr.omitted), ("xxxxx", 11, 4));
         // Output after the end is for the connection's next answer, and has a limit of its own.
         for (prints, expected) in [(3, ("xxxxx".to_owned(), 7)), (1, ("xxxx".to_owned(), 0))] {
             for _ in 0..prints {

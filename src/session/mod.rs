@@ -47,6 +47,8 @@ use observer::Observer;
 pub(crate) use scheduler::MAX_BACKGROUND;
 use scheduler::{Request, SchedulerState};
 
+#[cfg(feature = "mcp")]
+pub(crate) use api::OutcomeSoFar;
 pub use api::{Background, Evaluation, JobId, Session, TimeLimit};
 pub use evaluations::WaitId;
 pub use hold::{RestartDesignator, Resumed};
@@ -61,7 +63,8 @@ const INSPECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time after which an inspection no longer delays the inspections of other connections: another thread takes over.
 const HAND_OVER_TIME: Duration = Duration::from_millis(100);
 
-/// The time for which a progress report waits for the scheduler's lock. A report that does not get the lock is sent later.
+/// The time for which a progress report waits for the scheduler's lock, and for the output's lock. A report that does not get
+/// a lock is sent later.
 const PROGRESS_LOCK_TIME: Duration = Duration::from_micros(100);
 
 type Reply<T> = Box<dyn FnOnce(T) + Send>;

@@ -282,7 +282,7 @@ impl Session {
     /// Discards the output and notices of replayed forms.
     pub(crate) fn discard_pending_messages(&self) {
         let mut state = self.connection.state();
-        (state.pending_output, state.pending_omitted) = (None, None);
+        state.pending_output = None;
         drop(state.take_notices());
     }
 

@@ -368,15 +368,19 @@ impl RunningJob {
     /// been held before, or may have failed in this job. Returns `None` if no evaluation stays held.
     pub(super) fn take_hold(&mut self, until: Option<Instant>) -> Option<Hold> {
         let hold = match &mut self.activity {
-            Activity::Evaluate(EvaluationActivity { builder, binds_package, held: true, .. }) => Hold {
-                connection: self.connection.clone(),
-                job: self.id,
-                until,
-                builder: builder.resumption_builder(),
-                binds_package: *binds_package,
-                question: None,
-                thread: self.thread,
-            },
+            Activity::Evaluate(EvaluationActivity { builder, binds_package, held: true, .. }) => {
+                // No thread may print more before the outcome gets the output: the resumption keeps what is left now.
+                builder.renew_printed();
+                Hold {
+                    connection: self.connection.clone(),
+                    job: self.id,
+                    until,
+                    builder: builder.resumption_builder(),
+                    binds_package: *binds_package,
+                    question: None,
+                    thread: self.thread,
+                }
+            }
             Activity::Held(about) if about.effect != HoldEffect::Ended => *about.hold.take()?,
             Activity::Evaluate(_) | Activity::Held(_) | Activity::Inspect(_) => return None,
         };

@@ -11,8 +11,7 @@ use serde_json::Value;
 use super::arguments::{Flag, parse_seconds};
 use super::{Call, Fault};
 use crate::os::helper_threads;
-use crate::session::Operation;
-use crate::session::PostProcessing;
+use crate::session::{Operation, OutcomeSoFar, PostProcessing};
 use crate::{Background, Evaluation, JobId, OnError, Outcome, Session};
 
 /// Maximum value of `wait`, in seconds.
@@ -47,9 +46,6 @@ impl JsonSchema for Wait {
         json_schema!({"type": "number", "minimum": 0})
     }
 }
-
-/// The maximum size of an output, in bytes, that is rendered on the event loop.
-const MAX_RENDERED_AT_ONCE: usize = 64 << 10;
 
 /// Returns the time that a call waits for its evaluation; `None` for no limit.
 pub(super) fn wait_limit(background: Flag, wait: Option<Wait>) -> Option<Duration> {
@@ -128,12 +124,11 @@ pub(super) fn evaluate(
     if wait_limit == Some(Duration::ZERO) {
         evaluation.background = Background::AtOnce;
         let job = submit(evaluation, Box::new(drop));
-        let outcome = session.so_far(job);
-        // Threads that earlier evaluations started may have printed much.
-        if outcome.background.text.len() <= MAX_RENDERED_AT_ONCE {
-            return call.reply(outcome);
+        let so_far = session.so_far_without_output(job);
+        if so_far.lacks_output() {
+            return reply_on_helper(call, session, so_far);
         }
-        return reply_on_helper(call, outcome);
+        return call.reply(session.complete(so_far));
     }
     if wait_limit.is_some() {
         evaluation.background = Background::Later;
@@ -153,18 +148,19 @@ pub(super) fn evaluate(
         pending.set_deadline(time, move || {
             // The outcome has the notices and the output that the connection's next answer must contain, so the evaluation
             // must not answer the call once the outcome exists.
-            if let Some((call, outcome)) = call.take_if(|| session.leave_foreground(job)) {
-                reply_on_helper(call, outcome);
+            if let Some((call, so_far)) = call.take_if(|| session.move_to_background(job)) {
+                reply_on_helper(call, session, so_far);
             }
         });
     }
 }
 
-/// Answers a call on another thread: rendering a large output on the event loop would delay other clients. One answer is
-/// rendered at a time, so that the client can read the answers as fast as they come.
-fn reply_on_helper(call: Call, outcome: Outcome) {
+/// Answers a call on another thread: copying and rendering a large output on the event loop would delay other clients. One
+/// answer is rendered at a time, so that the client can read the answers as fast as they come.
+fn reply_on_helper(call: Call, session: Session, so_far: OutcomeSoFar) {
     static RENDERING: Mutex<()> = Mutex::new(());
     helper_threads::run(move || {
+        let outcome = session.complete(so_far);
         let _rendering = RENDERING.lock();
         call.reply(outcome);
     });

@@ -4,11 +4,13 @@ mod code;
 mod error;
 mod inspection;
 mod outcome;
+mod printed;
 mod text;
 
 pub(crate) use error::UnbalancedText;
 pub(crate) use inspection::InspectionBuilder;
-pub(crate) use outcome::{OmittedOutput, OutcomeBuilder, defining_form};
+pub(crate) use outcome::{OutcomeBuilder, defining_form};
+pub(crate) use printed::Printed;
 pub(crate) use text::{
     ClippedBuffer, MAX_LOCATION, MAX_NOTICE_CHARS, clip_line, clip_name, clip_notice, first_chars, part,
 };

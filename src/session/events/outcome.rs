@@ -1,21 +1,20 @@
 //! The outcome builder, which makes an evaluation's outcome from events.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::JobEnd;
 use super::code::{Code, TextPosition};
 use super::error::{ErrorBuilder, UnbalancedText};
+use super::printed::{Printed, PrintedText};
 use super::text::{
-    ClippedBuffer, MAX_LOCATION, clip_line, clip_name, clip_notice, escape_line_breaks, first_chars, part,
-    push_within_chars,
+    ClippedBuffer, MAX_LOCATION, clip_line, clip_name, clip_notice, escape_line_breaks, first_chars, push_within_chars,
 };
 use crate::audience::Audience;
 use crate::config::Limits;
 use crate::image::interruption::StuckReason;
 use crate::image::{Event, InterruptReason, Text};
-use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, FormRole, Outcome, Timing, Warning, interleave};
+use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, FormRole, Outcome, Timing, Warning};
 use crate::result_kind::{CANCELLED, HEAP_EXHAUSTED, THREAD_TERMINATED, TIMEOUT};
 use crate::session::operation::RecordsBuilder;
 use crate::tool_names;
@@ -27,10 +26,6 @@ const MAX_VALUES: usize = 1_000;
 
 /// The maximum number of recorded errors that the code handles. Lisp's own limit is lower.
 const MAX_SIGNALLED: usize = 100;
-
-/// The number of bytes of the output that are copied while the scheduler's lock is held. The output that is kept by default
-/// rarely takes more.
-const OUTPUT_PART: usize = 6 << 20;
 
 /// The maximum number of recorded errors before the final error of an evaluation.
 const MAX_SUPERSEDED: usize = 10;
@@ -52,27 +47,6 @@ struct WarningBuilder {
     form: Option<String>,
 }
 
-/// The numbers of characters that are printed beyond an output limit. The threads that print add to these numbers without a
-/// lock: a garbage collection may stop such a thread for seconds, and other threads would wait for the lock.
-#[derive(Debug, Default)]
-pub(crate) struct OmittedOutput {
-    stdout: AtomicU64,
-    stderr: AtomicU64,
-}
-
-impl OmittedOutput {
-    /// Adds to the characters of stderr if `stderr` is true, and of stdout otherwise.
-    pub(crate) fn add(&self, stderr: bool, characters: usize) {
-        let count = if stderr { &self.stderr } else { &self.stdout };
-        count.fetch_add(characters as u64, Ordering::Relaxed);
-    }
-
-    /// Returns the numbers of characters of stdout and stderr.
-    pub(crate) fn counts(&self) -> [u64; 2] {
-        [&self.stdout, &self.stderr].map(|count| count.load(Ordering::Relaxed))
-    }
-}
-
 /// A builder that makes an evaluation's outcome from events.
 #[derive(Debug, Default)]
 pub(crate) struct OutcomeBuilder {
@@ -80,16 +54,9 @@ pub(crate) struct OutcomeBuilder {
     timeout: Option<Duration>,
     /// The audience of the messages about the evaluation.
     audience: Audience,
-    stdout: Clipped,
-    stderr: Clipped,
-    turns: Vec<u32>,
+    printed: Arc<Printed>,
     /// The number of printed characters that were kept before this evaluation was held and resumed.
     printed_before: u64,
-    /// The number of further characters to keep of the output.
-    output_left: u64,
-    /// The counter of the output that threads print after `output_left` has become 0. The fields `stdout` and `stderr` do not
-    /// count this output.
-    omitted_output: Option<Arc<OmittedOutput>>,
     warnings: Vec<WarningBuilder>,
     warnings_omitted: u64,
     values: Vec<Clipped>,
@@ -128,7 +95,7 @@ impl OutcomeBuilder {
             evaluation,
             limits,
             timeout,
-            output_left: limits.max_output,
+            printed: Arc::new(Printed::new(limits.max_output)),
             values_left: limits.max_value,
             values_left_before: limits.max_value,
             ..Self::default()
@@ -161,7 +128,7 @@ impl OutcomeBuilder {
         let mut builder = Self::new(self.evaluation, self.code.text().clone(), self.limits, self.timeout);
         builder.audience = self.audience;
         builder.is_resumed = true;
-        builder.output_left = self.output_left;
+        builder.printed = Arc::new(Printed::new(self.printed.left()));
         builder.printed_before = self.printed_before + self.printed_chars();
         if let Some(signalled) = &self.signalled {
             builder.record_errors();
@@ -177,7 +144,7 @@ impl OutcomeBuilder {
 
     /// Returns the number of printed characters that are kept so far.
     pub(crate) fn printed_chars(&self) -> u64 {
-        self.limits.max_output - self.printed_before - self.output_left
+        self.printed.kept()
     }
 
     /// Clears the evaluation's number, for the outcome of a debugger operation, which is not the evaluation's own outcome.
@@ -185,59 +152,18 @@ impl OutcomeBuilder {
         (self.evaluation, self.printed_before) = (0, 0);
     }
 
-    /// Returns the number of printed characters that are not kept.
-    pub(crate) fn omitted_chars(&self) -> u64 {
-        self.stdout.omitted + self.stderr.omitted
+    /// Returns the evaluation's output, to which threads print while the evaluation runs.
+    pub(crate) fn printed(&self) -> &Arc<Printed> {
+        &self.printed
     }
 
-    /// Returns the kept output so far, stdout and stderr in the order printed.
-    pub(crate) fn printed_text(&self) -> String {
-        interleave(&self.stdout.text, &self.stderr.text, &self.turns)
-    }
-
-    /// Returns the counter of the output that is not kept; `None` while there is room for output. The reference is valid until
-    /// [`end_omitted_output`](Self::end_omitted_output) is called.
-    pub(crate) fn omitted_output(&mut self) -> Option<Weak<OmittedOutput>> {
-        (self.output_left == 0).then(|| Arc::downgrade(self.omitted_output.get_or_insert_default()))
-    }
-
-    /// Adds the omitted output that threads have counted to stdout and stderr, and ends the counting.
-    pub(crate) fn end_omitted_output(&mut self) {
-        if let Some(omitted) = self.omitted_output.take() {
-            let [stdout, stderr] = omitted.counts();
-            self.stdout.omitted += stdout;
-            self.stderr.omitted += stderr;
-        }
-    }
-
-    /// Adds output to stderr if `stderr` is true, and to stdout otherwise.
-    fn print(&mut self, stderr: bool, text: Text<'_>) {
-        let stream = if stderr { &mut self.stderr } else { &mut self.stdout };
-        let left = self.output_left;
-        push_within_chars(&mut self.output_left, &mut stream.text, &mut stream.omitted, text);
-        let kept = u32::try_from(left - self.output_left).unwrap_or(u32::MAX);
-        if kept > 0 {
-            // Turns of stdout have even indices, and turns of stderr have odd indices.
-            let last_is_stderr = self.turns.len().is_multiple_of(2);
-            match self.turns.last_mut() {
-                Some(turn) if last_is_stderr == stderr => *turn += kept,
-                last => {
-                    if last.is_none() && stderr {
-                        self.turns.push(0);
-                    }
-                    self.turns.push(kept);
-                }
-            }
-        }
+    /// Moves the output to a new [`Printed`], so that threads that print must find their output again.
+    pub(crate) fn renew_printed(&mut self) {
+        self.printed = Arc::new(self.printed.moved());
     }
 
     pub(crate) fn timeout(&self) -> Option<Duration> {
         self.timeout
-    }
-
-    /// Returns the kept stdout so far.
-    pub(crate) fn stdout(&self) -> &str {
-        &self.stdout.text
     }
 
     /// Handles an event. Returns true if Lisp may stop printing the text begun last.
@@ -252,8 +178,6 @@ impl OutcomeBuilder {
                     *error = None;
                 }
             }
-            Event::Stdout(text) => self.print(false, text),
-            Event::Stderr(text) => self.print(true, text),
             Event::Warning(kind, line) => {
                 if (self.warnings.len() as u64) < self.limits.max_warnings && self.warnings_omitted == 0 {
                     self.warnings.push(WarningBuilder {
@@ -343,43 +267,11 @@ impl OutcomeBuilder {
         self.error = Some(error);
     }
 
-    /// Returns an outcome with the beginning of the output so far, marked as the outcome of an evaluation in the background,
-    /// and true if the outcome has all output so far. Otherwise [`copy_output`](Self::copy_output) adds the rest.
-    pub(crate) fn outcome_so_far(&self) -> (Outcome, bool) {
+    /// Returns an outcome without output, marked as the outcome of an evaluation in the background.
+    pub(crate) fn outcome_so_far(&self) -> Outcome {
         let mut builder = Self::new(self.evaluation, Arc::default(), self.limits, None);
         builder.printed_before = self.printed_before;
-        let mut outcome = Outcome { kept: true, in_background: true, ..builder.finish(JobEnd::Succeeded) };
-        let is_complete = self.copy_output(&mut outcome);
-        (outcome, is_complete)
-    }
-
-    /// Adds to `outcome`, an outcome so far of this evaluation, a part of the output that it lacks: at most [`OUTPUT_PART`]
-    /// bytes. Returns true if `outcome` then has all output so far.
-    pub(crate) fn copy_output(&self, outcome: &mut Outcome) -> bool {
-        let mut left = OUTPUT_PART;
-        let [stdout, stderr] = self.omitted_output.as_deref().map_or([0, 0], OmittedOutput::counts);
-        for (printed, copy, omitted) in
-            [(&self.stdout, &mut outcome.stdout, stdout), (&self.stderr, &mut outcome.stderr, stderr)]
-        {
-            copy.text.reserve(printed.text.len().saturating_sub(copy.text.len()));
-            let added = part(&printed.text, copy.text.len(), left).unwrap_or_default();
-            copy.text.push_str(added);
-            copy.omitted = printed.omitted + omitted;
-            left -= added.len();
-        }
-        // The turn that was copied last may have become longer.
-        outcome.turns.pop();
-        outcome.turns.reserve(self.turns.len().saturating_sub(outcome.turns.len()));
-        let rest = self.turns.get(outcome.turns.len()..).unwrap_or_default();
-        outcome.turns.extend_from_slice(&rest[..rest.len().min(left / size_of::<u32>())]);
-        outcome.stdout.text.len() == self.stdout.text.len()
-            && outcome.stderr.text.len() == self.stderr.text.len()
-            && outcome.turns.len() == self.turns.len()
-    }
-
-    /// Returns the number of printed characters that were kept before the evaluation was resumed last.
-    pub(crate) fn printed_before(&self) -> u64 {
-        self.printed_before
+        Outcome { kept: true, in_background: true, ..builder.finish(JobEnd::Succeeded) }
     }
 
     pub(crate) fn code(&self) -> &Code {
@@ -404,8 +296,6 @@ impl OutcomeBuilder {
     /// last.
     pub(crate) fn handle_signalled_event(&mut self, event: Event<'_>) -> bool {
         match event {
-            // Print methods may print while the error is being described.
-            Event::Stdout(_) | Event::Stderr(_) => return self.handle_event(event),
             Event::Error { kind, .. } => {
                 if let Some(signalled) = self.signalled.as_mut().filter(|signalled| signalled.len() < MAX_SIGNALLED) {
                     signalled.push(Some(ErrorBuilder::signalled(clip_name(kind), &self.limits)));
@@ -457,8 +347,7 @@ impl OutcomeBuilder {
     /// Returns the errors that reached the debugger, in order, and the output. A final error that reports an
     /// interruption is left out.
     pub(crate) fn into_errors_and_output(mut self) -> (Vec<Arc<ErrorRecord>>, Clipped) {
-        self.end_omitted_output();
-        let printed = Clipped { text: self.printed_text(), omitted: self.omitted_chars() };
+        let printed = self.printed.take().interleaved();
         let mut errors: Vec<_> = self.take_superseded().into_iter().map(|(error, _)| error).collect();
         // An interruption at the end of the grace period is not an error.
         let last = self.error.take().filter(|error| !INTERRUPTION_KINDS.contains(&error.kind.as_str()));
@@ -513,7 +402,7 @@ impl OutcomeBuilder {
 
     /// Returns the outcome. `end` is the way in which the evaluation's job ended.
     pub(crate) fn finish(mut self, end: JobEnd) -> Outcome {
-        self.end_omitted_output();
+        let PrintedText { stdout, stderr, turns } = self.printed.take();
         let errors =
             if self.records_refer_to_errors { self.signalled_errors().unwrap_or_default() } else { Vec::new() };
         let result = match end {
@@ -536,9 +425,9 @@ impl OutcomeBuilder {
             in_background: false,
             notices: self.notices,
             background: Clipped::default(),
-            stdout: self.stdout,
-            stderr: self.stderr,
-            turns: self.turns,
+            stdout,
+            stderr,
+            turns,
             printed_before: self.printed_before,
             warnings: self
                 .warnings
@@ -685,38 +574,10 @@ fn timeout_clause(timeout: Duration) -> String {
 mod tests {
     use std::time::Duration;
 
-    use super::{JobEnd, OUTPUT_PART, OutcomeBuilder};
+    use super::{JobEnd, OutcomeBuilder};
     use crate::config::Limits;
     use crate::image::InterruptReason;
     use crate::image::interruption::StuckReason;
-
-    /// The scheduler's lock is held while a part of the output is copied.
-    #[test]
-    fn output_so_far_is_copied_in_parts() {
-        let mut builder = OutcomeBuilder::blank(1);
-        builder.stdout.text = "aλ".repeat(OUTPUT_PART / 2);
-        builder.stderr.text = "é".repeat(OUTPUT_PART);
-        builder.turns = vec![1; 2 * OUTPUT_PART];
-        let (mut outcome, is_complete) = builder.outcome_so_far();
-        assert!(!is_complete);
-        let mut copied = 0;
-        loop {
-            let is_complete = builder.copy_output(&mut outcome);
-            let total = outcome.stdout.text.len() + outcome.stderr.text.len() + 4 * outcome.turns.len();
-            assert!(total - copied <= 2 * OUTPUT_PART, "{} bytes", total - copied);
-            copied = total;
-            if is_complete {
-                break;
-            }
-        }
-        assert!(outcome.printed() == builder.printed_text());
-        // The last turn, which was copied before, becomes longer.
-        builder.stderr.text.push('e');
-        *builder.turns.last_mut().unwrap() += 1;
-        assert!(builder.copy_output(&mut outcome));
-        assert!(outcome.printed() == builder.printed_text());
-        assert!(outcome.printed().ends_with("λéaéλée"), "both streams alternate");
-    }
 
     /// Returns the message of an evaluation that does not end after an interruption because of its time limit.
     fn message_of_unended(timeout: Option<Duration>, step: &str) -> String {
