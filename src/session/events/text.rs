@@ -31,6 +31,15 @@ impl ClippedBuffer {
         push_within_chars(&mut self.left, &mut self.text, &mut self.omitted, text);
     }
 
+    /// Adds text that was clipped before. The characters omitted from the text count as omitted here, too.
+    pub(crate) fn push_clipped(&mut self, clipped: &Clipped) {
+        let mut characters = clipped.text.chars();
+        self.text.extend(
+            characters.by_ref().take(usize::try_from(self.left).unwrap_or(usize::MAX)).inspect(|_| self.left -= 1),
+        );
+        self.omitted += characters.count() as u64 + clipped.omitted;
+    }
+
     /// Returns the kept text.
     pub(crate) fn as_str(&self) -> &str {
         &self.text
