@@ -204,8 +204,8 @@ pub mod threads {
     //! [`call_async`](crate::Lisp::call_async) and [`enter_async`](crate::Lisp::enter_async) return futures, which work
     //! with any async runtime. Dropping such a future interrupts its call.
     //!
-    //! A timer (`sb-ext:schedule-timer`) interrupts no later call on the program's Lisp threads: if the outermost call
-    //! that scheduled the timer has ended, a new thread runs the timer's function.
+    //! A timer (`sb-ext:make-timer`) runs its function in the thread that made the timer, also during a later call on that
+    //! thread: an error in the function is an error of that call. With `:thread t`, a new thread runs the function.
     //!
     //! The compiler ensures that the [`Cx`](crate::Cx) of `enter` leaves neither the closure nor the thread, and that a
     //! closure that Lisp may call on any thread borrows no local variables and can be shared between threads:

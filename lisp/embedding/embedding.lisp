@@ -143,39 +143,11 @@ query for the element type or the external format. Other operations do nothing."
   "The interruptible calls that this thread is in, innermost first: conses of a call's number and a function that ends
 the call. The function's argument is the reason that RUN-PROGRAM-CLOSURE returns for the call.")
 
-(defun evaluation-thread-p (thread)
-  "Return true when THREAD runs evaluations."
-  (find thread **evaluation-threads** :test #'eq))
-
-(defun idle-thread-p (thread)
-  "Return true when THREAD runs evaluations and has no job, or works for the program and is in no call."
+(defun idle-program-thread-p (thread)
+  "Return true when THREAD works for the program and is in no call."
   (and (typep thread 'sb-thread:thread)
-       (cond ((program-thread-p thread)
-              (null (sb-thread:symbol-value-in-thread '*program-calls* thread nil)))
-             ((evaluation-thread-p thread)
-              (eql 0 (sb-thread:symbol-value-in-thread '*job-id* thread nil))))))
-
-(defun work-of-thread ()
-  "Return the evaluation to which this thread belongs, the number of the outermost call that this thread is in, or else this
-thread itself."
-  (or *evaluation* (first (first (last *program-calls*))) sb-thread:*current-thread*))
-
-(defun run-timer-function (function work)
-  "Call FUNCTION, with which a timer interrupts this thread. WORK is the value of WORK-OF-THREAD where the timer was scheduled.
-If this thread runs evaluations or works for the program, and now does other work, call FUNCTION in a new thread: its errors
-and its time must not count as those of another caller's evaluation or call."
-  (declare (type function function))
-  (if (or (eql work (work-of-thread))
-          (not (or (program-thread-p sb-thread:*current-thread*)
-                   (evaluation-thread-p sb-thread:*current-thread*))))
-      (funcall function)
-      ;; An error in the start of the thread does not count either. MAKE-THREAD could wait for SBCL's lock forever.
-      (contain-single-interruption
-       (lambda ()
-         (let ((*evaluation* nil))
-           (start-host-thread (sb-thread::%make-thread "timer" nil (sb-thread:make-semaphore))
-                              (lambda () (with-interrupts (funcall function)))
-                              '()))))))
+       (program-thread-p thread)
+       (null (sb-thread:symbol-value-in-thread '*program-calls* thread nil))))
 
 (defun run-program-closure (number closure &optional (package nil options-p) ask variables values)
   "Make the program run CLOSURE, the number of one of its closures. Bind *PACKAGE* to the package named PACKAGE, or to

@@ -23,21 +23,14 @@
                (member (audience) '(:shell :attached-shell)))
         (apply (the function save) arguments))))
 
-;; A timer interrupts the thread for which it was made. A thread that runs evaluations or works for the program handles the
-;; interruption only in an evaluation or call, and the next one may begin much later. Therefore a new thread runs the timer's
-;; function if the timer's thread is idle.
+;; A timer interrupts the thread for which it was made. A thread that works for the program is usually in no call, and
+;; would handle the interruption only during its next call, which may have nothing to do with the timer. Therefore a new
+;; thread runs the timer's function if the timer's thread is in no call.
 (define-patch sb-impl::run-timer (timer)
   (lambda (run timer)
-    (if (idle-thread-p (sb-impl::%timer-thread timer))
+    (if (idle-program-thread-p (sb-impl::%timer-thread timer))
         (sb-thread:make-thread (sb-impl::%timer-interrupt-function timer) :name "timer")
         (funcall (the function run) timer))))
-
-;; This function makes the function with which a timer that is being scheduled will interrupt its thread.
-(define-patch sb-impl::make-cancellable-interruptor (timer)
-  (lambda (make timer)
-    (multiple-value-bind (run cancel) (funcall (the function make) timer)
-      (let ((work (work-of-thread)))
-        (values (lambda () (run-timer-function run work)) cancel)))))
 
 (define-patch sb-thread:list-all-threads ()
   (lambda (list-all-threads)

@@ -4,16 +4,21 @@
 
 ;;; Systems that hold tests
 
+(defun dependency-name (dependency)
+  "Return the name of the system that DEPENDENCY, a dependency in a system definition, designates, or NIL."
+  (typecase dependency
+    (asdf:component (asdf:component-name dependency))
+    ((cons (eql :version)) (dependency-name (second dependency)))
+    ((cons (eql :feature)) (and (uiop:featurep (second dependency)) (dependency-name (third dependency))))
+    ((or string symbol) dependency)))
+
 (defun test-operation-dependencies (system operation)
   "Return the systems on which SYSTEM's test operation depends by an operation of the class OPERATION, such as ASDF:LOAD-OP."
-  (loop for (performed . components) in (asdf:component-depends-on (asdf:make-operation 'asdf:test-op) system)
+  (loop for (performed . dependencies) in (asdf:component-depends-on (asdf:make-operation 'asdf:test-op) system)
         when (typep (ignore-errors (asdf:make-operation (if (symbolp performed) performed (type-of performed)))) operation)
-          append (loop for component in components
-                       for named = (asdf:find-system (typecase component
-                                                       (asdf:component (asdf:component-name component))
-                                                       ((cons (eql :version)) (second component))
-                                                       (t component))
-                                                     nil)
+          append (loop for dependency in dependencies
+                       for name = (dependency-name dependency)
+                       for named = (and name (asdf:find-system name nil))
                        when named
                          collect named)))
 

@@ -330,7 +330,8 @@ fn systems_on_whose_load_the_test_op_depends_are_loaded_before_the_tests_run() {
     let project = Project::new("", "", tests);
     project.write(
         "demo.asd",
-        r#"(defsystem "demo" :in-order-to ((test-op (load-op "demo/tests")))
+        r#"(defsystem "demo"
+             :in-order-to ((test-op (load-op (:feature :sbcl "demo/tests") (:feature :no-such "none") (:require "sb-rt"))))
              :perform (test-op (o c) (symbol-call :sb-rt :do-tests)))
            (defsystem "demo/tests" :depends-on ("sb-rt") :components ((:file "tests/tests")))"#,
     );

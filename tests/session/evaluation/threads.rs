@@ -105,34 +105,6 @@ fn timer_error_is_reported_as_background_and_later_timers_still_run() {
 }
 
 #[test]
-fn timer_of_an_ended_evaluation_does_not_interrupt_a_later_evaluation() {
-    let lisp = fresh();
-    lisp.eval("(defvar *begun* nil) (defvar *stop* nil)");
-    for does in
-        ["(unwind-protect (error \"tick\") (setf *begun* t))", "(setf *begun* t) (loop until *stop* do (sleep 0.01))"]
-    {
-        lisp.eval(&format!(
-            "(setf *begun* nil *stop* nil) (sb-ext:schedule-timer (sb-ext:make-timer (lambda () {does})) 0.2)"
-        ));
-        let text = lisp.text("(loop until *begun* do (sleep 0.01)) (setf *stop* t) :done");
-        assert!(text.ends_with("=> :DONE"), "{does}: {text}");
-    }
-    // A repeated timer interrupts the evaluation that scheduled it, and then runs in new threads.
-    let code = "(defvar *threads* '())
-        (defun tick () (sb-ext:atomic-push sb-thread:*current-thread* (symbol-value '*threads*)))
-        (defvar *timer* (sb-ext:make-timer #'tick))
-        (sb-ext:schedule-timer *timer* 0.01 :repeat-interval 0.01)
-        (loop until (rest *threads*) do (sleep 0.01))
-        (remove sb-thread:*current-thread* *threads*)";
-    assert_eq!(lisp.value(code), "NIL");
-    let code = "(progn (setf *threads* '())
-                       (loop until (rest *threads*) do (sleep 0.01))
-                       (sb-ext:unschedule-timer *timer*)
-                       (member sb-thread:*current-thread* *threads*))";
-    assert_eq!(lisp.value(code), "NIL");
-}
-
-#[test]
 fn a_stack_exhausted_in_a_thread_ends_neither_the_process_nor_the_session() {
     let lisp = fresh();
     let code = "(defun dive (x) (list (dive x))) (sb-thread:join-thread (sb-thread:make-thread #'dive :arguments '(1)) :default :failed)";
