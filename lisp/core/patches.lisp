@@ -289,6 +289,10 @@ count as the file's, because SBCL does not make them every time."
                (sb-thread::avltree-filter #'sb-thread::avlnode-data sb-thread::*all-threads*))
        (eql 0 (mutex-state (sb-thread:make-mutex)))))
 
+;;; Threads
+(define-patch sb-thread::%interrupt-thread (thread function)
+  #'interrupt-started-thread)
+
 ;;; The compiler and its warnings. When the user has redirected *ERROR-OUTPUT*, the compiler prints the text of warnings
 ;;; there. Otherwise warnings are only recorded for the host.
 

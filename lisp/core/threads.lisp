@@ -153,6 +153,14 @@ thread, the thread's output is the program's output. The threads of evaluations 
       (note-started-thread thread evaluation))
     thread))
 
+(defun interrupt-started-thread (original thread function)
+  "Call ORIGINAL, SBCL's %INTERRUPT-THREAD, with THREAD and FUNCTION. Return NIL, as for a thread that has ended, if the
+operating system has not started THREAD yet: SBCL would send the signal to an invalid thread, which ends the process."
+  (declare (type function original))
+  (and (plusp (sb-thread::thread-os-thread thread))
+       (/= 0 (sb-thread::thread-%visible thread))
+       (funcall original thread function)))
+
 (defun start-host-thread (thread function arguments)
   "Start THREAD, a thread of the host, and return it. THREAD calls FUNCTION with ARGUMENTS and with interrupts off, so that
 user code cannot end THREAD before FUNCTION turns interrupts on. Signal an error if another thread keeps SBCL's lock for

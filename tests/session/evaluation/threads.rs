@@ -54,6 +54,18 @@ fn an_unprintable_argument_in_a_threads_backtrace_is_not_reported_as_a_failed_co
     assert_eq!(lisp.value("(+ 1 2)"), "3");
 }
 
+/// SBCL would send the signal to an invalid thread, which ends the process.
+#[test]
+fn thread_that_the_system_has_not_started_yet_cannot_be_interrupted() {
+    let code = "(let ((thread (sb-thread::%make-thread \"starting\" nil (sb-thread:make-semaphore))))
+                  (setf (sb-thread::thread-primitive-thread thread) 8)
+                  (unwind-protect
+                       (handler-case (sb-thread:interrupt-thread thread #'list)
+                         (sb-thread:interrupt-thread-error () :refused))
+                    (setf (sb-thread::thread-primitive-thread thread) 0)))";
+    assert_eq!(fresh().value(code), ":REFUSED");
+}
+
 /// The kernel sends the timers' signal to any thread that does not block it. An idle thread must pass it on.
 #[test]
 fn timer_runs_even_when_sigalrm_reaches_an_idle_thread() {
