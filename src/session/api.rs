@@ -21,6 +21,8 @@ use crate::outcome::{
     SymbolDescription, of_kind,
 };
 
+/// The maximum size of output, in bytes, that is copied and rendered on the event loop.
+const MAX_COPIED_AT_ONCE: usize = 64 << 10;
 /// The notice that an outcome so far lacks output.
 const OUTPUT_INCOMPLETE: &str = "Output is missing here: the evaluation ended while its output was being copied.";
 
@@ -381,7 +383,9 @@ impl Session {
                 }
             }
         }
-        outcome.background = background.map(|printed| printed.take().stdout).unwrap_or_default();
+        if let Some(background) = background {
+            outcome.background = background.take().stdout;
+        }
         outcome
     }
 
@@ -571,12 +575,12 @@ fn refusal(kind: &str, reason: &str) -> Arc<Outcome> {
     Arc::new(OutcomeBuilder::blank(0).finish_with_error(kind, reason.to_owned()))
 }
 
-/// The outcome so far of an evaluation, without its output. [`Session::complete`] adds the output.
+/// The outcome so far of an evaluation. [`Session::complete`] adds the output that it lacks.
 pub(crate) struct OutcomeSoFar {
     outcome: Outcome,
-    /// The output of the evaluation; `None` if the evaluation has printed nothing.
+    /// The output of the evaluation; `None` if the outcome has it.
     printed: Option<Arc<Printed>>,
-    /// The output that waited for the connection's next answer.
+    /// The output that waited for the connection's next answer; `None` if the outcome has it.
     background: Option<Arc<Printed>>,
 }
 
@@ -597,10 +601,19 @@ fn printed_by(scheduler: &mut SchedulerState, id: JobId) -> Option<Arc<Printed>>
 fn outcome_so_far(scheduler: &mut SchedulerState, connection: &Connection, id: JobId) -> OutcomeSoFar {
     let number = scheduler.evaluations.find_by_job(id.0).unwrap_or(0);
     let running = scheduler.find(id.0).and_then(|running| running.activity.outcome_builder());
-    let printed = running.map(OutcomeBuilder::printed).filter(|printed| !printed.is_empty()).cloned();
+    let mut printed = running.map(OutcomeBuilder::printed).filter(|printed| !printed.is_empty()).cloned();
     let mut outcome =
         running.map_or_else(|| OutcomeBuilder::blank(number).outcome_so_far(), OutcomeBuilder::outcome_so_far);
-    let background = connection.state().take_pending(&mut outcome);
+    let mut background = connection.state().take_pending(&mut outcome);
+    // Short text is copied at once: later, the evaluation may be over and its outcome not yet recorded.
+    if let Some(text) = printed.as_ref().and_then(|printed| printed.try_copy(MAX_COPIED_AT_ONCE)) {
+        printed = None;
+        (outcome.stdout, outcome.stderr, outcome.turns) = (text.stdout, text.stderr, text.turns);
+    }
+    if let Some(text) = background.as_ref().and_then(|background| background.try_take(MAX_COPIED_AT_ONCE)) {
+        background = None;
+        outcome.background = text.stdout;
+    }
     OutcomeSoFar { outcome, printed, background }
 }
 

@@ -92,6 +92,12 @@ impl Session {
             ));
         };
         inner.unlock_and_notify(scheduler);
+        // Threads of the evaluation must look up again whose output gets their text.
+        if let Some(pending) = &mut before.state().pending_output
+            && let Some(moved) = pending.try_moved()
+        {
+            *pending = Arc::new(moved);
+        }
         before.set_last_hold(wanted, HoldEnd::TakenOver);
         let name = connection.describe();
         before.notify(format!("{name} took over evaluation {wanted}, which was held for debugging."));

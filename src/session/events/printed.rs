@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::text::part;
 use crate::image::Text;
@@ -24,14 +24,15 @@ pub(crate) struct Printed {
     limit: u64,
     /// True if text for stderr is added to stdout.
     has_one_stream: bool,
-    /// The number of characters printed so far. The number changes only under the lock of `text`.
+    /// The number of characters printed so far, without those that were omitted from clipped text. The number changes only
+    /// under the lock of `text`.
     total: AtomicU64,
     /// The kept text; `None` once the text has been [taken](Self::take) or [moved](Self::moved).
     text: Mutex<Option<PrintedText>>,
 }
 
 /// The kept text of an output.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct PrintedText {
     pub(crate) stdout: Clipped,
     pub(crate) stderr: Clipped,
@@ -40,6 +41,11 @@ pub(crate) struct PrintedText {
 }
 
 impl PrintedText {
+    /// Returns the length of the text, in bytes.
+    fn len(&self) -> usize {
+        self.stdout.text.len() + self.stderr.text.len()
+    }
+
     /// Returns stdout and stderr in the order printed.
     pub(crate) fn interleaved(&self) -> Clipped {
         Clipped {
@@ -103,7 +109,7 @@ impl Printed {
             }
         }
         stream.omitted += length - keep + omitted;
-        self.total.store(self.total() + length + omitted, Ordering::Relaxed);
+        self.total.store(self.total() + length, Ordering::Relaxed);
         true
     }
 
@@ -132,11 +138,29 @@ impl Printed {
         self.text.lock().take().unwrap_or_default()
     }
 
+    /// Takes the text as [`take`](Self::take) does, if no other thread keeps the lock and the text has at most `max` bytes.
+    pub(crate) fn try_take(&self, max: usize) -> Option<PrintedText> {
+        self.text.try_lock()?.take_if(|text| text.len() <= max)
+    }
+
+    /// Copies the text so far, if no other thread keeps the lock and the text has at most `max` bytes.
+    pub(crate) fn try_copy(&self, max: usize) -> Option<PrintedText> {
+        self.text.try_lock()?.as_ref().filter(|text| text.len() <= max).cloned()
+    }
+
     /// Moves the text to a new output, which continues this output. Threads that print must then find another output.
     pub(crate) fn moved(&self) -> Self {
-        let mut printed = self.text.lock();
+        self.move_text(self.text.lock())
+    }
+
+    /// Moves the text as [`moved`](Self::moved) does. Returns `None` if another thread keeps the lock.
+    pub(crate) fn try_moved(&self) -> Option<Self> {
+        Some(self.move_text(self.text.try_lock()?))
+    }
+
+    fn move_text(&self, mut text: MutexGuard<'_, Option<PrintedText>>) -> Self {
         let (limit, has_one_stream, total) = (self.limit, self.has_one_stream, AtomicU64::new(self.total()));
-        Self { limit, has_one_stream, total, text: Mutex::new(printed.take()) }
+        Self { limit, has_one_stream, total, text: Mutex::new(text.take()) }
     }
 
     /// Returns stdout so far, from byte `from` on, up to the end of a character, but at most `max` bytes. Returns `None` if
