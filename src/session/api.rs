@@ -681,7 +681,7 @@ mod tests {
         std::thread::spawn(move || {
             let report = calling.output_part(id, 0, 10);
             let status = calling.evaluation(Some(1)).map(|status| status.printed);
-            send.send((report, status.ok(), calling.move_to_background(id)))
+            send.send((report, status.ok(), calling.move_to_background(id))).expect("the test waits");
         });
         let answers = receive.recv_timeout(Duration::from_secs(20));
         drop(lock);
