@@ -35,8 +35,7 @@ static WORK_PUSHED: Condvar = Condvar::new();
 static THREAD_IDLE: Condvar = Condvar::new();
 
 /// Starts a helper thread that never ends. It runs the work for which no other thread can be started, for example because
-/// evaluated code has used up the threads of the process.
-/// Later calls do nothing.
+/// evaluated code has used up the threads of the process. Later calls do nothing.
 pub(crate) fn start() -> io::Result<()> {
     static STARTED: Mutex<bool> = Mutex::new(false);
     let mut started = STARTED.lock();
