@@ -462,8 +462,8 @@ conditions go to the program instead, which may pass them on."
                (body)))))))
 
 (defmacro catching-error (() &body body)
-  "Evaluate BODY, hiding its errors from outer handlers. If BODY fails, return the condition; else NIL. An error of an
-interruption is no failure of BODY: call the outer value of *ON-DEBUGGER* where the error is signalled."
+  "Evaluate BODY, hiding its errors from outer handlers. If BODY fails, return the condition; else NIL. If an
+interruption signals an error meanwhile, call the outer value of *ON-DEBUGGER* where the error is signalled."
   `(block failed
      (let ((on-debugger *on-debugger*)
            (interruptions *nested-interruptions*))

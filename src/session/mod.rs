@@ -179,9 +179,7 @@ impl Inner {
             }
         }
     }
-}
 
-impl Inner {
     /// Locks the scheduler state for a progress report. Returns `None` if another thread keeps the lock: a garbage collection
     /// may have stopped this thread, and the event loop, which sends the reports, must not wait for the end of the collection.
     fn lock_for_progress(&self) -> Option<MutexGuard<'_, SchedulerState>> {
