@@ -37,13 +37,14 @@ runs. Stop a non-local exit out of FUNCTION."
 
 (defun next-held-job ()
   "Wait for the next job and return it, or NIL when there will be no more jobs. The held evaluation's messages are from then
-on for the audience of the job: another client may have taken the evaluation over. For a job other than :FRAME-LOCALS,
-make this thread the main thread again. Run pending interruptions of this thread before this function returns, because an
-interruption on the way out of NEXT-JOB would lose the job."
+on for the audience of the job: another client may have taken the evaluation over. Make this thread the main thread again
+for a job other than :FRAME-LOCALS and :RELEASE, because these jobs may run while another thread is in the foreground.
+Run pending interruptions of this thread before this function returns, because an interruption on the way out of NEXT-JOB
+would lose the job."
   (without-interrupts
     (let ((job (next-job +evaluation-lane+ *job-id*)))
       (when job
-        (unless (eq (job-kind job) :frame-locals)
+        (unless (member (job-kind job) '(:frame-locals :release))
           (become-main-thread))
         (setf (evaluation-audience *evaluation*) (job-audience job))
         (change-job (job-id job)))

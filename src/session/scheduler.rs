@@ -6,9 +6,11 @@
 //! on the same thread, the *home*, if that thread is free, so that the evaluation finds the thread's own state (a mutex
 //! that is held, a C library's state). Otherwise a new thread is started, which becomes the home. A request about a
 //! held evaluation, such as a restart, runs in the foreground, too, but on the thread that holds the evaluation
-//! ([`SchedulerState::next`] with `held`), whichever thread is the home. A request that only reads a held evaluation's
-//! variables runs on that thread without waiting for the foreground. A thread that neither is the home nor holds an
+//! ([`SchedulerState::next`] with `held`), whichever thread is the home. A thread that neither is the home nor holds an
 //! evaluation ends when there is no work for it.
+//!
+//! A request that only reads a held evaluation's variables runs without waiting for the foreground. A held evaluation is
+//! also released without waiting: the evaluation in the foreground may need a lock that the held evaluation owns.
 
 mod waiting_requests;
 
@@ -119,9 +121,9 @@ pub(super) enum Placement {
     /// In the foreground, until the job ends or a client moves it to the background.
     Detachable,
     Background,
-    /// Neither in the foreground nor in the background: the job reads a held evaluation's variables on the thread that
-    /// holds the evaluation.
-    Inspecting,
+    /// Neither in the foreground nor in the background, on the thread that holds an evaluation: the job reads the
+    /// evaluation's variables, or releases the evaluation while another job is in the foreground.
+    Beside,
 }
 
 /// A held evaluation. While a job works on the evaluation, the job owns this value; otherwise it is in
@@ -240,7 +242,7 @@ impl RunningJob {
             lane,
             thread: 0,
             placement: match request.body {
-                RequestBody::Held(HeldRequest::Locals(..)) => Placement::Inspecting,
+                RequestBody::Held(HeldRequest::Locals(..)) => Placement::Beside,
                 _ if request.background => Placement::Background,
                 _ => Placement::Foreground,
             },
@@ -433,6 +435,14 @@ enum Turn {
     Begin,
     /// Begin the request at this time on a thread that holds nothing.
     BeginAt(Instant),
+}
+
+/// The work of a thread that holds an evaluation, if the work does not wait for the foreground.
+enum WorkBeside {
+    /// Serve the waiting request at this position: it reads the evaluation's variables, or aborts the evaluation.
+    Serve(Position),
+    /// Release the evaluation, because the next request of its connection begins an evaluation.
+    Release,
 }
 
 /// The evaluating threads, by their numbers.
@@ -644,7 +654,7 @@ impl SchedulerState {
         }
         self.changed[Lane::Evaluation as usize] |= !matches!(turn, Turn::Wait)
             || !self.ready.is_empty()
-            || self.holds.iter().any(|hold| self.find_reading_request(hold).is_some());
+            || self.holds.iter().any(|hold| self.find_work_beside(hold).is_some());
         let needs_home = !matches!(turn, Turn::Wait | Turn::Held(_)) && !self.is_home_free();
         let needed = self.ready.len() + usize::from(needs_home);
         while let Some(first) = self.waiting[Lane::Evaluation as usize].first().or_else(|| self.ready.first())
@@ -677,7 +687,7 @@ impl SchedulerState {
         if background && self.background_count() >= MAX_BACKGROUND {
             return Turn::Wait;
         }
-        if kind == JobKind::Reset && self.is_inspecting(None) {
+        if kind == JobKind::Reset && self.works_beside(None) {
             return Turn::Wait;
         }
         if kind == JobKind::Reset && self.background_count() > 0 {
@@ -702,32 +712,46 @@ impl SchedulerState {
         })
     }
 
-    /// Returns true while the variables of an evaluation that this connection holds are being read. `None` stands for
-    /// any connection.
-    fn is_inspecting(&self, connection: Option<u64>) -> bool {
+    /// Returns true while the variables of an evaluation that this connection holds are being read, or the evaluation is
+    /// being released beside the foreground. `None` stands for any connection.
+    fn works_beside(&self, connection: Option<u64>) -> bool {
         self.running.iter().any(|running| {
-            running.placement == Placement::Inspecting && connection.is_none_or(|id| running.connection.id == id)
+            running.placement == Placement::Beside && connection.is_none_or(|id| running.connection.id == id)
         })
     }
 
-    /// Returns the position of the first waiting request of the hold's connection, if this request reads the held
-    /// evaluation's variables.
-    fn find_reading_request(&self, hold: &Hold) -> Option<Position> {
+    /// Returns the work for the thread of a hold that does not wait for the foreground, if there is such work now.
+    fn find_work_beside(&self, hold: &Hold) -> Option<WorkBeside> {
         let waiting = &self.waiting[Lane::Evaluation as usize];
-        let first = waiting.find_first_of(hold.connection.id, &RequestClass::ALL)?;
-        matches!(waiting.get(first).job.kind, JobKind::FrameLocals { .. }).then_some(first)
+        let connection = hold.connection.id;
+        let first = waiting.find_first_of(connection, self.served_classes(connection))?;
+        let request = waiting.get(first);
+        match request.job.kind {
+            JobKind::FrameLocals { .. } | JobKind::Release => {
+                let is_open = request.question.is_none_or(|question| hold.is_asked(question));
+                is_open.then_some(WorkBeside::Serve(first))
+            }
+            kind if kind == JobKind::Reset || kind.is_for_held_evaluation() || request.needs_idle => None,
+            _ => Some(WorkBeside::Release),
+        }
     }
 
     /// Returns the next instruction for a thread that holds an evaluation. `job` is the number of the thread's last
     /// job.
     fn next_held(&mut self, job: u64, now: Instant) -> Instruction {
         let Some(own) = self.holds.iter().position(|hold| hold.job == job) else { return Instruction::Wait(None) };
-        let until = self.holds[own].until;
-        if let Some(position) = self.find_reading_request(&self.holds[own]) {
-            let request = self.waiting[Lane::Evaluation as usize].take(position);
-            let hold = Box::new(self.holds.swap_remove(own));
-            return Instruction::Run(self.begin(Lane::Evaluation, hold.thread, request, Some(hold), now));
+        match self.find_work_beside(&self.holds[own]) {
+            Some(WorkBeside::Serve(position)) => {
+                let request = self.waiting[Lane::Evaluation as usize].take(position);
+                let hold = Box::new(self.holds.swap_remove(own));
+                return Instruction::Run(self.begin(Lane::Evaluation, hold.thread, request, Some(hold), now));
+            }
+            Some(WorkBeside::Release) => {
+                return Instruction::Release(Box::new(self.holds.swap_remove(own)), HoldEnd::Released);
+            }
+            None => {}
         }
+        let until = self.holds[own].until;
         match self.turn(now) {
             Turn::Refuse => Instruction::Refuse(Box::new(self.take_next_request())),
             Turn::Held(target) if target == own => {
@@ -744,7 +768,6 @@ impl SchedulerState {
                 }
                 Instruction::Run(self.begin(Lane::Evaluation, hold.thread, request, Some(hold), now))
             }
-            _ if self.foreground().is_some() => Instruction::Wait(None),
             _ if until.is_some_and(|until| until <= now) => {
                 Instruction::Release(Box::new(self.holds.swap_remove(own)), HoldEnd::TimedOut)
             }
@@ -823,7 +846,7 @@ impl SchedulerState {
 
     /// Returns the classes of the connection's requests on the evaluation lane that may be served now.
     fn served_classes(&self, connection: u64) -> &'static [RequestClass] {
-        if self.is_inspecting(Some(connection)) {
+        if self.works_beside(Some(connection)) {
             &[RequestClass::Reset]
         } else if self.hold_of(connection).is_some_and(|hold| hold.question.is_some()) {
             &[RequestClass::Reset, RequestClass::Held]
@@ -949,12 +972,16 @@ impl SchedulerState {
         let mut job = request.take_job();
         let background = request.background;
         let evaluation = request.body.evaluation();
+        let releases = matches!(request.body, RequestBody::Held(HeldRequest::Release(_)));
         let Some(mut running) = RunningJob::new(request, lane, hold, deadline) else { return job };
         if let JobKind::Evaluate { background: begins_there, detached, .. } = &mut job.kind {
             *begins_there = background;
             if *detached && !background {
                 running.placement = Placement::Detachable;
             }
+        }
+        if releases && self.foreground().is_some() {
+            running.placement = Placement::Beside;
         }
         running.begun = Some(now);
         running.thread = thread;
@@ -976,9 +1003,6 @@ impl SchedulerState {
         let index = self.running.iter().position(|running| running.id == job)?;
         let mut running = self.running.swap_remove(index);
         running.end_wait();
-        // A thread does not release its hold while a job is in the foreground. When that job ends, the holding threads
-        // must check their time limits again.
-        self.changed[Lane::Evaluation as usize] |= running.is_foreground() && !self.holds.is_empty();
         // The job's thread may have been replaced, and the other thread must then take the connection's next inspection.
         self.changed[Lane::Inspection as usize] |=
             running.lane == Lane::Inspection && self.has_waiting(Lane::Inspection);
@@ -1105,8 +1129,6 @@ impl SchedulerState {
             running.placement = Placement::Background;
             let thread = running.thread;
             self.threads.clear_home(thread);
-            // No job is in the foreground now, so the holding threads must check their time limits again.
-            self.changed[Lane::Evaluation as usize] |= !self.holds.is_empty();
         } else {
             return false;
         }
@@ -1256,26 +1278,49 @@ mod tests {
         assert!(matches!(next, Instruction::Run(Job { id: 2, .. })));
     }
 
-    /// A thread does not release its hold while a job is in the foreground, and does not wake at the hold's time limit.
+    /// The evaluation in the foreground may need a lock that a held evaluation owns.
     #[test]
-    fn holding_threads_wake_when_the_foreground_evaluation_moves_to_the_background() {
+    fn held_evaluations_are_released_while_the_foreground_is_busy() {
         let mut scheduler = SchedulerState::default();
-        let now = Instant::now();
-        let (holder, other) = (Connection::new(1), Connection::new(2));
-        let next = |scheduler: &mut SchedulerState, thread, held| scheduler.next(Lane::Evaluation, thread, held, now);
-        for (id, connection, detached) in [(1, &holder, false), (2, &other, true)] {
-            let request = test_requests::request(connection, id, test_requests::evaluation_kind(detached));
-            scheduler.push(Lane::Evaluation, request);
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let [expiring, aborting, evaluating, other] = [1, 2, 3, 4].map(Connection::new);
+        let push = |scheduler: &mut SchedulerState, connection: &Arc<Connection>, id, kind| {
+            scheduler.push(Lane::Evaluation, test_requests::request(connection, id, kind));
+            scheduler.reschedule(now);
+        };
+        let evaluation = || test_requests::evaluation_kind(false);
+        for (id, connection) in [(1, &expiring), (2, &aborting), (3, &evaluating), (4, &other)] {
+            push(&mut scheduler, connection, id, evaluation());
+            let next = scheduler.next(Lane::Evaluation, id, None, now);
+            assert!(matches!(next, Instruction::Run(job) if job.id == id));
+            if id < 4 {
+                hold(&mut scheduler, id, Some(now + second));
+            }
         }
-        assert!(matches!(next(&mut scheduler, 1, None), Instruction::Run(Job { id: 1, .. })));
-        hold(&mut scheduler, 1, Some(now));
-        assert!(matches!(next(&mut scheduler, 2, None), Instruction::Run(Job { id: 2, .. })));
-        assert!(matches!(next(&mut scheduler, 1, Some(1)), Instruction::Wait(None)));
+        push(&mut scheduler, &expiring, 5, JobKind::InvokeRestart(1));
+        let next = |scheduler: &mut SchedulerState, held, now| scheduler.next(Lane::Evaluation, held, Some(held), now);
+        assert!(matches!(next(&mut scheduler, 1, now), Instruction::Wait(Some(until)) if until == now + second));
+        assert!(matches!(next(&mut scheduler, 1, now + second), Instruction::Release(_, HoldEnd::TimedOut)));
+
         scheduler.take_changed_lanes();
-        assert!(scheduler.move_to_background(2));
-        scheduler.reschedule(now);
+        push(&mut scheduler, &aborting, 6, JobKind::Release);
         assert!(scheduler.take_changed_lanes()[Lane::Evaluation as usize], "nobody wakes the thread");
-        assert!(matches!(next(&mut scheduler, 1, Some(1)), Instruction::Release(_, HoldEnd::TimedOut)));
+        push(&mut scheduler, &aborting, 7, evaluation());
+        assert!(matches!(next(&mut scheduler, 2, now), Instruction::Run(Job { id: 6, .. })));
+        push(&mut scheduler, &evaluating, 8, evaluation());
+        assert!(matches!(next(&mut scheduler, 3, now), Instruction::Release(_, HoldEnd::Released)));
+        assert_eq!(scheduler.foreground().map(|running| running.id), Some(4));
+
+        // Evaluation 7 waits until evaluation 2 is released, but evaluation 8 begins.
+        scheduler.take_running(4).unwrap();
+        let next = scheduler.next(Lane::Evaluation, 4, None, now);
+        assert!(matches!(next, Instruction::Refuse(request) if request.job.id == 5));
+        let next = scheduler.next(Lane::Evaluation, 4, None, now);
+        assert!(matches!(next, Instruction::Run(Job { id: 8, .. })));
+        scheduler.take_running(6).unwrap();
+        scheduler.take_running(8).unwrap();
+        let next = scheduler.next(Lane::Evaluation, 4, None, now);
+        assert!(matches!(next, Instruction::Run(Job { id: 7, .. })));
     }
 
     /// A query that needs an idle session may be submitted before an evaluation moves to the background or is held.

@@ -556,6 +556,50 @@ fn held_evaluation_survives_evaluations_of_other_clients_and_take_over_moves_it(
     assert!(outcome(&client.request("sbcl-mcp/take-over", &json!({}))).0.starts_with("No evaluation is held"));
 }
 
+/// Holds an evaluation of the server's client that owns a lock. Returns the number of the attached client's call, whose
+/// evaluation runs in the foreground and waits for the lock without a time limit.
+#[track_caller]
+fn wait_for_held_lock(runtime: &RuntimeDirectory, server: &mut Server, client: &mut Client) -> i64 {
+    let held = json!({"code": "(sb-thread:with-mutex (*lock*) (error \"held\"))", "on-error": "debug"});
+    let text = call_err(server, "evaluate-lisp", held);
+    assert!(text.contains("[Debugger]\nHeld."), "{text}");
+    let marker = runtime.directory.join("marker");
+    let code = format!("(open {marker:?} :direction :output) (sb-thread:with-mutex (*lock*) 7)");
+    let waiting = client.post_call("evaluate-lisp", json!({"code": code, "timeout": 0}));
+    wait_until("the evaluation runs", || marker.exists());
+    std::fs::remove_file(marker).unwrap();
+    waiting
+}
+
+#[apply(both_modes)]
+fn held_evaluation_is_released_while_another_evaluation_waits_for_its_lock(mode: Mode) {
+    let (runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
+    server.evaluate("(defvar *lock* (sb-thread:make-mutex))");
+    let waiting = wait_for_held_lock(&runtime, &mut server, &mut client);
+    call_ok(&mut server, "abort-evaluation", json!({}));
+    assert!(outcome(&client.answer(waiting)).0.ends_with("=> 7"));
+
+    let waiting = wait_for_held_lock(&runtime, &mut server, &mut client);
+    let text = server.evaluate("(+ 1 2)");
+    assert!(
+        text.starts_with("[notice]\nThe evaluation held for debugging was ended.") && text.ends_with("=> 3"),
+        "{text}"
+    );
+    assert!(outcome(&client.answer(waiting)).0.ends_with("=> 7"));
+}
+
+#[apply(both_modes)]
+fn hold_ends_after_its_time_while_another_evaluation_waits_for_its_lock(mode: Mode) {
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&["--hold", "1"]);
+    let mut client = runtime.attach(&server);
+    server.evaluate("(defvar *lock* (sb-thread:make-mutex))");
+    let waiting = wait_for_held_lock(&runtime, &mut server, &mut client);
+    assert!(outcome(&client.answer(waiting)).0.ends_with("=> 7"));
+    let text = server.evaluate("1");
+    assert!(text.starts_with("[notice]\nThe evaluation held for debugging was ended: the hold timed out."), "{text}");
+}
+
 /// A person at the REPL resets the session with a command, and an agent with a tool.
 #[apply(both_modes)]
 fn messages_of_an_evaluation_that_was_taken_over_are_for_the_client_that_took_it(mode: Mode) {

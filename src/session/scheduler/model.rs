@@ -111,7 +111,8 @@ impl ModelState {
                 Activity::Inspect(_) => unreachable!("it fails nowhere"),
             }
         }
-        let Some(hold) = running.take_hold(None) else { return Some(false) };
+        let until = thread_rng().gen_bool(0.5).then(|| self.now + Duration::from_secs(1));
+        let Some(hold) = running.take_hold(until) else { return Some(false) };
         assert_eq!(hold.thread, thread);
         let connection = hold.connection.clone();
         self.scheduler.holds.push(hold);
@@ -119,6 +120,21 @@ impl ModelState {
             self.scheduler.push(Lane::Evaluation, release(&connection));
         }
         Some(true)
+    }
+
+    /// Returns the thread that holds an evaluation for a limited time, if `job` is in the foreground and the thread owns a
+    /// lock that the job needs.
+    fn lock_owner(&mut self, job: u64) -> Option<u64> {
+        let is_foreground = self.scheduler.find(job).is_some_and(|running| running.is_foreground());
+        let needs_lock = is_foreground && thread_rng().gen_bool(0.5);
+        let mut owners = self.scheduler.holds.iter().filter(|hold| needs_lock && hold.until.is_some());
+        owners.next().map(|hold| hold.thread)
+    }
+
+    /// Returns true while `job` waits for a lock that the thread `owner` owns.
+    fn is_blocked(&mut self, job: u64, owner: u64) -> bool {
+        self.scheduler.find(job).is_some_and(|running| running.interrupt_reason().is_none())
+            && self.scheduler.holds.iter().any(|hold| hold.thread == owner)
     }
 
     /// Returns true when no work is left.
@@ -186,6 +202,11 @@ impl Model {
         while let Some(job) = self.next_job(thread, held) {
             // The job runs for a while. Another thread may interrupt the job meanwhile.
             (0..thread_rng().gen_range(0..3)).for_each(|_| thread::yield_now());
+            if let Some(owner) = self.update(|state| state.lock_owner(job.id)) {
+                while self.update(|state| state.is_blocked(job.id, owner)) {
+                    thread::yield_now();
+                }
+            }
             match self.update(|state| state.end_evaluation(thread, &job)) {
                 Some(holds) => held = holds.then_some(job.id),
                 // A job that ignores interruptions may never end.
@@ -319,7 +340,7 @@ impl Model {
 
 /// Checks, for random requests of the clients, that at most one evaluation is in the foreground, that no evaluation runs or is
 /// held beside a query that needs an idle session, that each job waits or runs until it ends once, that the jobs of a
-/// connection begin in order, and that all jobs end.
+/// connection begin in order, and that all jobs end, even a foreground job that waits for a lock of a held evaluation.
 #[test]
 fn every_job_ends_exactly_once_under_random_schedules() {
     let schedules = std::env::var("SCHEDULES").ok().and_then(|text| text.parse().ok()).unwrap_or(SCHEDULES);
