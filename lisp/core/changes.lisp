@@ -60,34 +60,34 @@ that depend on these files."
 
 (declaim (type list **unrestored-systems**))
 (defglobal **unrestored-systems** '()
-  "The names of the systems that a form has loaded completely before it failed, and that no other form has loaded since. A
-restored image does not evaluate the form that failed.")
+  "The names of the systems that were loaded completely, but not since then by a form that has ended without an error. A
+restored image evaluates neither a form that failed nor a form that was still running.")
 
-(defun update-unrestored-systems (failed)
-  "Update **UNRESTORED-SYSTEMS** for the systems that the form has loaded completely. FAILED is true if the form failed."
+(defun forget-restored-systems ()
+  "Remove the systems that the form has loaded completely from **UNRESTORED-SYSTEMS**. A restored image evaluates the form
+again."
   (let ((names (loop for (name . complete) in (evaluation-loaded-systems *evaluation*)
                      when complete
                        collect name)))
     (when names
       (sb-ext:atomic-update **unrestored-systems**
-                            (lambda (systems)
-                              (if failed
-                                  (union names systems :test #'string=)
-                                  (set-difference systems names :test #'string=)))))))
+                            (lambda (systems) (set-difference systems names :test #'string=))))))
 
-(defun operate-recording-systems (operate &rest arguments)
-  "Call OPERATE, ASDF's OPERATE, with ARGUMENTS, and return its values. If the component is a system that is up to date because
-a form that failed has loaded it, record that the current form has loaded the system."
-  (declare (type function operate))
-  (multiple-value-prog1 (apply operate arguments)
-    (when (and **unrestored-systems** *evaluation*)
-      (destructuring-bind (operation component &rest options) arguments
-        (declare (ignore options))
-        (when (and (typep operation '(or asdf:load-op asdf:test-op))
-                   (typep component 'asdf:system)
-                   (member (asdf:component-name component) **unrestored-systems** :test #'string=))
-          (sb-ext:atomic-incf (evaluation-change-count *evaluation*))
-          (note-loaded-system component t))))))
+(defun note-finished-action (operation component just-done)
+  "If OPERATION on COMPONENT, an ASDF action, loads a system, record that the form has loaded the system. If JUST-DONE is
+false, ASDF has found the system up to date: record the system only if no other form restores it."
+  (when (and *evaluation*
+             (typep operation 'asdf/lisp-action:basic-load-op)
+             (typep component 'asdf:system))
+    (let ((name (asdf:component-name component)))
+      (cond (just-done
+             ;; ASDF performs this action even for systems that the core contains, such as contribs.
+             (unless (nth-value 1 (gethash name asdf/system-registry:*preloaded-systems*))
+               (sb-ext:atomic-update **unrestored-systems** (lambda (systems) (adjoin name systems :test #'string=))))
+             (note-loaded-system component t))
+            ((member name **unrestored-systems** :test #'string=)
+             (sb-ext:atomic-incf (evaluation-change-count *evaluation*))
+             (note-loaded-system component t))))))
 
 (defun forget-changes ()
   "Discard the recorded changes, because the next form is about to be evaluated."
@@ -212,7 +212,4 @@ makes."
       (cond ((and file (typep operation 'asdf:load-op))
              (note-reloaded-file file)
              (call-recording-definitions file #'perform :system (asdf:component-name system)))
-            ((and (eq component system) (typep operation 'asdf:load-op))
-             (multiple-value-prog1 (perform)
-               (note-loaded-system system t)))
             (t (perform))))))

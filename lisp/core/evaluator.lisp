@@ -63,7 +63,8 @@ not find this one."
   "Push an event with FORM, which a restored image must evaluate again. FORM extends from START to END in CODE.
 PACKAGE-NAME is the name that the current package had before FORM was read, because FORM may rename or delete this package.
 ROLE is a string that FORM-ROLE returns, or \"failed\"."
-  (update-unrestored-systems (string= role "failed"))
+  (unless (string= role "failed")
+    (forget-restored-systems))
   (event *job-id* (event-code :defined) start
          (with-server-syntax (:length nil)
            (format nil "~D~%~A~%@~A" end (changes-text form role) package-name))))

@@ -150,6 +150,7 @@ count as the file's, because SBCL does not make them every time."
   (shadow :other symbols)
   (shadowing-import :other symbols)
   (require :other module-name)
+  (asdf:require-system :other system)
   (asdf:load-asd :other pathname)
   (asdf/parse-defsystem:register-system-definition :other name)
   (sb-posix:chdir :other pathname)
@@ -232,16 +233,17 @@ count as the file's, because SBCL does not make them every time."
 (define-patch asdf:perform-with-restarts (operation component)
   #'perform-recording-definitions)
 
-(define-patch asdf:operate *
-  #'operate-recording-systems)
-
 ;;; Detecting changed source files
 (define-patch asdf:perform (operation component)
   #'perform-recording-file-states)
 
 (define-patch asdf/action:compute-action-stamp (plan- operation component just-done)
   (lambda (compute plan operation component &key just-done)
-    (compute-exact-stamp compute plan operation component just-done)))
+    (multiple-value-bind (stamp done) (compute-exact-stamp compute plan operation component just-done)
+      ;; ASDF calls this function after each action and, for each action that a plan needs, before it performs the plan.
+      (when done
+        (note-finished-action operation component just-done))
+      (values stamp done))))
 
 (define-patch asdf/session:compute-file-stamp (normalized-namestring)
   (lambda (compute namestring)

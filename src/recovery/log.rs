@@ -2,10 +2,10 @@
 //! snapshot, one JSON object per line.
 //!
 //! The supervisor appends the events that [outlive a server](SessionEvent::outlives_server), and another snapshot when
-//! the state has changed without an event: by a reset, by a restore that is complete or has failed, or by forms
-//! that failed in a replay. A snapshot replaces the lines before it. The supervisor compacts the log to one snapshot
-//! when the log has grown. Reading ignores an incomplete last line. A session that is not persistent has no log: its
-//! state is only in memory.
+//! the state has changed without an event: by a reset, by a restore that is complete or has failed, by forms that failed
+//! in a replay, or by a notice that an image gives only once. A snapshot replaces the lines before it. The supervisor
+//! compacts the log to one snapshot when the log has grown. Reading ignores an incomplete last line. A session that is not
+//! persistent has no log: its state is only in memory.
 //!
 //! The supervisor's event loop does not wait for the disk, which may be busy with a core of gigabytes. The log survives
 //! the end of all processes, but its last lines may not survive a failure of the machine.

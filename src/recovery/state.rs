@@ -472,7 +472,8 @@ impl RecoveryState {
     }
 
     /// Records the end of a replay. `failed` contains the index of each definition that failed, with the reason; these
-    /// definitions are not replayed again. Returns true if any form could not be restored.
+    /// definitions are not replayed again. Returns true if any form could not be restored, or if the image notified a client
+    /// that its history is shortened: the next image then does not repeat the notice.
     pub(crate) fn record_replay(&mut self, failed: &[(usize, String)]) -> bool {
         let unrestored = self.missing_forms(failed);
         let position = self.checkpoint_position();
@@ -483,10 +484,13 @@ impl RecoveryState {
             }
         }
         self.replay = ReplayPolicy::default();
-        let any = !unrestored.is_empty();
+        let mut changed = !unrestored.is_empty();
         self.unrestored.append(unrestored);
         self.unrestored.keep_newest(MAX_UNRESTORED, MAX_UNRESTORED_BYTES);
-        any
+        for client in self.clients.values_mut() {
+            changed |= client.errors.record_notice();
+        }
+        changed
     }
 
     /// Returns the forms that are missing after a replay: the poisoned forms, the forms that were dropped for lack of

@@ -77,7 +77,7 @@ pub(crate) struct SavedErrors {
     pub(crate) history: History,
     /// The number of the newest error.
     pub(crate) count: u64,
-    /// True if the history lacks older errors because of [`MAX_HISTORY_BYTES`].
+    /// True if the history lacks older errors because of [`MAX_HISTORY_BYTES`], and no image has notified the client.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     is_shortened: bool,
 }
@@ -104,6 +104,12 @@ impl SavedErrors {
             "The error history now begins with E{}: a new image gets at most 1 MiB of a client's errors.",
             oldest.id
         ))
+    }
+
+    /// Records that an image got the history and added the notice for the client, if there was one. Returns true if there
+    /// was a notice.
+    pub(crate) fn record_notice(&mut self) -> bool {
+        std::mem::take(&mut self.is_shortened)
     }
 
     /// Removes the errors, but keeps the count.
@@ -454,7 +460,7 @@ mod tests {
             session.take_notices()
         };
         let mut errors = SavedErrors::default();
-        let mut record = |id: u64, length: usize| {
+        let add = |errors: &mut SavedErrors, id: u64, length: usize| {
             let error = ErrorRecord {
                 id,
                 kind: "SIMPLE-ERROR".to_owned(),
@@ -469,19 +475,27 @@ mod tests {
                 evaluation: 1,
             };
             errors.record(Some(Arc::new(error)), Some(id));
-            errors.clone()
         };
         let third = MAX_HISTORY_BYTES / 3;
-        record(1, third);
-        assert!(notices(&record(2, third)).is_empty());
+        add(&mut errors, 1, third);
+        add(&mut errors, 2, third);
+        assert!(notices(&errors).is_empty());
         let expected = "The error history now begins with E2: a new image gets at most 1 MiB of a client's errors.";
-        assert_eq!(notices(&record(3, third)), [expected]);
-        assert_eq!(notices(&record(4, 1)), [expected]);
-        // A history of so many errors begins later in any image.
-        for id in 5..300 {
-            record(id, 1);
+        for (id, length) in [(3, third), (4, 1)] {
+            add(&mut errors, id, length);
+            assert_eq!(notices(&errors), [expected]);
         }
-        assert!(notices(&record(300, 1)).is_empty());
+        // Once an image has notified the client, only the loss of further errors is a reason for another notice.
+        assert!(errors.record_notice() && !errors.record_notice());
+        add(&mut errors, 5, 1);
+        assert!(notices(&errors).is_empty());
+        add(&mut errors, 6, third);
+        assert_eq!(notices(&errors), [expected.replace("E2", "E3")]);
+        // A history of so many errors begins later in any image.
+        for id in 7..300 {
+            add(&mut errors, id, 1);
+        }
+        assert!(notices(&errors).is_empty());
     }
 
     /// Runs the next evaluation on thread number `thread`, until it fails and is held.

@@ -993,6 +993,49 @@ fn system_that_only_a_failed_form_loaded_is_restored_if_a_later_form_found_it_up
     }
 }
 
+/// Without the later form, a restored image lacks the system.
+#[cfg(target_os = "linux")]
+#[test]
+fn system_is_restored_if_a_form_found_it_up_to_date_after_a_failed_form_had_loaded_it_by_any_operation() {
+    let project = Project::new();
+    app(&project);
+    project.write("all/all.asd", "(defsystem \"all\" :depends-on (\"app\"))");
+    for load in [
+        "(asdf:load-system \"all\")",
+        "(asdf:make \"app\")",
+        "(asdf:operate 'asdf:load-source-op \"app\")",
+        "(asdf:operate 'asdf:load-bundle-op \"app\")",
+        "(asdf:require-system \"app\")",
+        "(require \"app\")",
+    ] {
+        let mut server = project.server();
+        server.evaluate("(dolist (name '(\"app/\" \"all/\")) (push (truename name) asdf:*central-registry*))");
+        call_err(&mut server, "evaluate-lisp", json!({"code": format!("(progn {load} (error \"not yet\"))")}));
+        call_ok(&mut server, "evaluate-lisp", json!({"code": load}));
+        crate::processes::kill_worker(&server);
+        let text = server.evaluate("(app:run)");
+        assert!(text.ends_with("=> 2"), "{load}: {text}");
+    }
+}
+
+/// The image is lost before the form in the background has ended, so a restored image does not repeat this form.
+#[cfg(target_os = "linux")]
+#[test]
+fn system_that_a_running_background_form_loaded_is_restored_if_a_later_form_found_it_up_to_date() {
+    let project = Project::new();
+    app(&project);
+    let mut server = project.server();
+    server.evaluate("(push (truename \"app/\") asdf:*central-registry*)");
+    server.evaluate("(defvar *loaded* (sb-thread:make-semaphore))");
+    let code = "(progn (asdf:load-system \"app\") (sb-thread:signal-semaphore *loaded*) (loop (sleep 60)))";
+    call_ok(&mut server, "evaluate-lisp", json!({"code": code, "background": true}));
+    server.evaluate("(sb-thread:wait-on-semaphore *loaded*)");
+    call_ok(&mut server, "evaluate-lisp", json!({"code": "(asdf:load-system \"app\")"}));
+    crate::processes::kill_worker(&server);
+    let text = server.evaluate("(app:run)");
+    assert!(text.ends_with("=> 2"), "{text}");
+}
+
 /// ASDF knows no .asd file for a system that it infers from a source file.
 #[cfg(target_os = "linux")]
 #[test]

@@ -199,6 +199,27 @@ fn error_state_history_and_limits_survive_image_loss() {
 }
 
 #[test]
+fn a_notice_about_missing_errors_is_repeated_only_if_the_next_image_lacks_further_errors() {
+    let mut server = Server::ready();
+    let fail = |server: &mut Server, times: usize| {
+        // Each error takes at least 10,000 bytes.
+        let code = "(error \"~A\" (make-string 20000 :initial-element #\\x))";
+        for _ in 0..times {
+            assert!(server.call_tool("evaluate-lisp", json!({"code": code})).1);
+        }
+    };
+    let next_image_notifies = |server: &mut Server| {
+        kill_worker(server);
+        server.evaluate("1").contains("The error history now begins with E")
+    };
+    fail(&mut server, 120);
+    assert!(next_image_notifies(&mut server));
+    assert!(!next_image_notifies(&mut server));
+    fail(&mut server, 2);
+    assert!(next_image_notifies(&mut server));
+}
+
+#[test]
 fn restore_none_option_restores_no_definitions() {
     let mut server = Server::start_with(&["--restore", "none"]);
     server.initialize("2025-11-25");
