@@ -1056,6 +1056,34 @@ fn thousands_of_errors_delay_no_other_client(mode: Mode) {
     server.assert_works();
 }
 
+/// All waits end at the same time. The answers of 54 KB are too short to be sent in parts.
+#[apply(both_modes)]
+fn thousands_of_waits_for_an_evaluation_delay_no_other_client(mode: Mode) {
+    const CALLS: usize = 600;
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&[]);
+    let end = server.home().join("end");
+    let code =
+        format!("(loop until (probe-file {end:?}) do (sleep 0.01)) (make-string 9000 :initial-element (code-char 1))");
+    call_ok(&mut server, "evaluate-lisp", json!({"code": code, "background": true}));
+    let mut clients = [(); 12].map(|()| runtime.attach(&server));
+    for client in &mut clients {
+        for _ in 0..CALLS {
+            client.post_call("check-evaluation", json!({"id": 1, "wait": 600}));
+        }
+        // This call is handled after the calls before it.
+        client.call_ok("check-evaluation", json!({"id": 1, "part": "output"}));
+    }
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        std::fs::write(&end, "").unwrap();
+        for client in &mut clients {
+            client.answers(CALLS);
+        }
+    });
+    pings.assert_fast();
+    server.assert_works();
+}
+
 /// A client's calls are handled in order, so the answers do not depend on the evaluation behind them.
 #[test]
 fn many_calls_of_get_backtrace_delay_no_ping() {
