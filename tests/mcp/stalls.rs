@@ -1575,6 +1575,31 @@ fn requests_are_answered_although_user_code_ends_each_thread_that_starts(mode: M
     assert!(server.evaluate("*kept*").ends_with("=> 2"));
 }
 
+/// Without a second attempt, the inspection would wait for the other client's inspection.
+#[apply(both_modes)]
+fn inspections_get_another_thread_although_the_first_attempt_to_start_it_fails(mode: Mode) {
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&[]);
+    let begun = server.home().join("begun");
+    define_endless_macro(&mut server, &begun);
+    server.evaluate(
+        "(defvar *refused* nil)
+         (sb-int:encapsulate 'sb-thread::start-thread 'refuse
+           (lambda (start thread function arguments)
+             (when (and (not *refused*) (equal (sb-thread:thread-name thread) \"inspection\"))
+               (setf *refused* t)
+               (error \"no thread for now\"))
+             (funcall start thread function arguments)))",
+    );
+    let mut other = runtime.attach(&server);
+    other.post_call("macroexpand", json!({"form": "(endless)"}));
+    wait_until("the expansion runs", || begun.exists());
+    let begin = Instant::now();
+    call_ok(&mut server, "describe-symbol", json!({"name": "car"}));
+    assert!(begin.elapsed() < CANCELLATION_LIMIT, "{:?}", begin.elapsed());
+    assert_eq!(server.evaluate("*refused*"), "=> T");
+}
+
 /// SBCL needs the lock to start a thread. The Lisp thread that starts the server's other threads also interrupts evaluations.
 #[apply(both_modes)]
 fn background_evaluation_that_holds_the_lock_for_starting_threads_can_be_aborted(mode: Mode) {
