@@ -607,7 +607,7 @@ mod tests {
         let session = session();
         let (send, receive) = mpsc::channel();
         let next = || receive.recv_timeout(Duration::from_secs(20)).unwrap();
-        session.set_observer(Arc::new(Recipient(send.clone())));
+        assert!(session.inner.observer.set(Arc::new(Recipient(send.clone()))).is_ok());
         let id = add_evaluation(&session, 1);
         for _ in 0..2 {
             let send = send.clone();

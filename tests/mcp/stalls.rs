@@ -1597,7 +1597,7 @@ fn inspections_get_another_thread_although_the_first_attempt_to_start_it_fails(m
     let begin = Instant::now();
     call_ok(&mut server, "describe-symbol", json!({"name": "car"}));
     assert!(begin.elapsed() < CANCELLATION_LIMIT, "{:?}", begin.elapsed());
-    assert_eq!(server.evaluate("*refused*"), "=> T");
+    assert!(server.evaluate("*refused*").ends_with("=> T"));
 }
 
 /// SBCL needs the lock to start a thread. The Lisp thread that starts the server's other threads also interrupts evaluations.
