@@ -43,9 +43,9 @@ enum sbcl_job_kind {
   SBCL_JOB_RELEASE = 11,          /* unwind the held evaluation */
   /* operation: the query's name and arguments */
   SBCL_JOB_QUERY = 12,
-  SBCL_JOB_START_THREAD = 13, /* flags: a lane. Start an evaluation thread, or report SBCL_EVENT_THREAD_REFUSED; or start a
-                                 thread that takes over the inspection lane: the lane's present thread ends after its job.
-                                 If that thread cannot be started, the present thread continues to serve the lane */
+  SBCL_JOB_START_THREAD = 13, /* flags: a lane. Start an evaluation thread, or start a thread that takes over the inspection
+                                 lane: the lane's present thread ends after its job. If the new thread cannot be started,
+                                 report SBCL_EVENT_THREAD_REFUSED; the present thread continues to serve the lane */
   SBCL_JOB_ABANDON = 14, /* argument: a job that does not react to interruptions, whose thread is withdrawn from its lane;
                             flags: the lane. SBCL_LANE_INSPECTION gets a new thread, unless another thread has taken it
                             over; if none can be started, the job is refused (SBCL_EVENT_REFUSED) */
@@ -170,7 +170,8 @@ enum sbcl_event {
   SBCL_EVENT_BLOCKED = 46,       /* of job 0, answers SBCL_JOB_LOOK; text: the lock of SBCL's own that an abandoned thread
                                     holds while other threads wait for it, as in "the lock \"PCL global mutex\"", or
                                     empty if there is no such lock */
-  SBCL_EVENT_THREAD_REFUSED = 47 /* of job 0, answers SBCL_JOB_START_THREAD; text: why no thread could be started */
+  SBCL_EVENT_THREAD_REFUSED = 47 /* of job 0, answers SBCL_JOB_START_THREAD; number: the lane; text: why no thread could be
+                                    started */
 };
 
 /* Added to the job number in events that describe an error at the time when it is signalled. The code may still handle

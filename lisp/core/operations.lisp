@@ -110,10 +110,13 @@ other package, the form's names would be different symbols."
 
 (defun load-separate-file (namestring)
   "Load again the file NAMESTRING, which LOAD has loaded before, in the package and external format in which the file was
-loaded. If the package does not exist any more, push a notice instead."
+loaded. If the package does not exist any more, or the file is now a FIFO or a device, push a notice instead."
   (let* ((file (gethash namestring **loaded-files**))
          (package (find-package (loaded-file-package file))))
-    (cond (package
+    (cond ((eq :special (sb-impl::native-file-kind namestring t))
+           ;; LOAD would block until another process opens the FIFO, too.
+           (push-notice "~A was not loaded again: it is not a regular file." (shown-path namestring)))
+          (package
            (note-reloaded-file namestring)
            (let ((*package* package))
              (with-compilation-unit ()

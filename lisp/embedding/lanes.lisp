@@ -99,14 +99,15 @@ interruption. If the reason is that the heap is nearly full, also end threads of
         (event target (event-code :interrupted))))))
 
 (defun run-start-thread (job)
-  "Perform a :START-THREAD job: start a thread for the lane whose number is JOB's flags. Notify the host if no evaluation
-thread can be started. If no thread can take over the inspection lane, its present thread continues to serve it."
+  "Perform a :START-THREAD job: start a thread for the lane whose number is JOB's flags. Notify the host if no thread can be
+started. If no thread can take over the inspection lane, its present thread continues to serve it."
   (let ((lane (job-flags job)))
     (guarded (start-lane lane)
         (failure)
-      (when (eql lane +evaluation-lane+)
-        (event 0 (event-code :thread-refused) 0
-               (with-server-syntax () (format nil "Lisp could not start another evaluation thread: ~A" failure)))))))
+      (event 0 (event-code :thread-refused) lane
+             (with-server-syntax ()
+               (format nil "Lisp could not start another ~:[inspection~;evaluation~] thread: ~A"
+                       (eql lane +evaluation-lane+) failure))))))
 
 (defun run-abandon (job)
   "Perform an :ABANDON job. JOB's argument is the number of another job, whose thread no longer serves its lane from now on.

@@ -357,8 +357,8 @@ pub(crate) enum Event<'a> {
     Released,
     /// This evaluation thread ends.
     ThreadEnded,
-    /// No evaluation thread could be started, for this reason.
-    ThreadRefused(Text<'a>),
+    /// No thread could be started for this lane, for this reason.
+    ThreadRefused(Lane, Text<'a>),
     /// Asks whether the evaluation is in the foreground. If the answer is true, the evaluation stays in the foreground.
     Foreground,
     /// Asks whether the job keeps more of the heap than it may. If the answer is true, the job must end.
@@ -440,7 +440,9 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_UNHANDLED => Self::Unhandled(count),
             sbcl_event::SBCL_EVENT_FOREGROUND => Self::Foreground,
             sbcl_event::SBCL_EVENT_THREAD_ENDED => Self::ThreadEnded,
-            sbcl_event::SBCL_EVENT_THREAD_REFUSED => Self::ThreadRefused(text),
+            sbcl_event::SBCL_EVENT_THREAD_REFUSED => {
+                Self::ThreadRefused(u32::try_from(number).ok().and_then(Lane::from_code)?, text)
+            }
             sbcl_event::SBCL_EVENT_DEFINITIONS => Self::Definitions(text),
             sbcl_event::SBCL_EVENT_STEP => Self::Step(text, count),
             sbcl_event::SBCL_EVENT_INTERRUPTED => Self::Interrupted(count),

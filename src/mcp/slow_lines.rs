@@ -188,12 +188,17 @@ impl Conversation {
         let Some(line) = self.slow_lines.push(WaitingLine::Text(number, line)) else { return };
         self.slow_lines.0.lock().get_or_insert_default().push(line);
         let conversation = self.clone();
-        let handle_all = move || {
+        let handle_all = move |on_own_thread: bool| {
             conversation.tools().count_pending_answer(true);
-            // Another image handles the lines after a reset or restore.
-            while !conversation.tools().is_being_replaced()
-                && let Some(line) = conversation.slow_lines.pop()
-            {
+            let next_line = || {
+                if on_own_thread {
+                    // Other clients' answers would wait behind the answer to the next line.
+                    conversation.inflight().output.wait_for_supervisor();
+                }
+                // Another image handles the lines after a reset or restore.
+                if conversation.tools().is_being_replaced() { None } else { conversation.slow_lines.pop() }
+            };
+            while let Some(line) = next_line() {
                 conversation.handle_waiting_and_catch(line);
                 // The event loop reads on when fewer lines wait.
                 conversation.inflight().output.wake();
@@ -202,8 +207,10 @@ impl Conversation {
             // The event loop checks for shutdown only when it wakes.
             conversation.inflight().output.wake();
         };
-        if std::thread::Builder::new().name("sbcl-mcp-line".to_owned()).spawn(handle_all.clone()).is_err() {
-            handle_all();
+        let handle_on_thread = handle_all.clone();
+        let thread = std::thread::Builder::new().name("sbcl-mcp-line".to_owned());
+        if thread.spawn(move || handle_on_thread(true)).is_err() {
+            handle_all(false);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// The delay before the next attempt after a thread could not be started.
-const RETRY_DELAY: Duration = Duration::from_secs(1);
+pub(crate) const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// The number of threads that are being started, and the time of the next attempt after a failure.
 #[derive(Debug, Default)]

@@ -235,11 +235,12 @@ impl EventLoop {
     }
 
     /// After [`run`](Self::run), passes to `service` the lines that the client has written and the loop has not handled: after
-    /// a signal, the loop reads nothing more. Stops after `time`, since the client may continue to write.
+    /// a signal, the loop reads nothing more. Too many lines may wait in the service already, but it now refuses all of them.
+    /// Stops after `time`, since the client may continue to write.
     pub(crate) fn handle_unread(&self, service: &dyn Service, time: Duration) {
         let mut input = self.input.lock();
         let end = Instant::now() + time;
-        while Instant::now() < end && self.output.accepts_requests() && service.accepts_lines() {
+        while Instant::now() < end && self.output.accepts_requests() {
             if let Some(line) = input.next_line() {
                 handle_line(service, line);
                 continue;
@@ -401,6 +402,33 @@ mod tests {
         }
     }
 
+    /// A service in which too many lines wait. It collects further lines.
+    #[derive(Default)]
+    struct Full(Mutex<Vec<String>>);
+
+    impl Service for Full {
+        fn handle_line(&self, line: Line<'_>) {
+            let Line::Text(text) = line else { panic!("too long") };
+            self.0.lock().push(str::from_utf8(&text).unwrap().trim().to_owned());
+        }
+
+        fn accepts_lines(&self) -> bool {
+            false
+        }
+
+        fn run_timers(&self, _: Instant) -> Option<Instant> {
+            None
+        }
+
+        fn is_idle(&self) -> bool {
+            true
+        }
+
+        fn exits_on_signal(&self) -> bool {
+            false
+        }
+    }
+
     /// A client, connected to an event loop that runs on a thread of its own.
     struct TestClient {
         writer: UnixStream,
@@ -496,6 +524,18 @@ mod tests {
         assert_eq!((client.answer(), client.answer()), ("last, without a newline".to_owned(), "20".to_owned()));
         assert_eq!(client.serving.join().unwrap(), 0);
         assert!(begin.elapsed() < ANSWER_GRACE_PERIOD, "nothing else is waited for");
+    }
+
+    #[test]
+    fn unread_lines_are_handled_at_the_end_although_too_many_lines_wait() {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        let waker = Arc::new(Waker::new().unwrap());
+        let output = Output::new(theirs.try_clone().unwrap().into(), Recipient::Client, waker.clone()).unwrap();
+        let event_loop = EventLoop::new(theirs.into(), Arc::new(output), waker).unwrap();
+        ours.write_all(b"a\nb\nc\n").unwrap();
+        let service = Full::default();
+        event_loop.handle_unread(&service, Duration::from_secs(60));
+        assert_eq!(*service.0.lock(), ["a", "b", "c"]);
     }
 
     /// The supervisor ends a process that it replaces, unless the supervisor is killed first.

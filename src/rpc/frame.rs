@@ -17,8 +17,8 @@ const MAGIC: [u8; 3] = [0xfe, b'S', b'M'];
 
 /// Maximum size of a worker's answer or message, in bytes.
 pub(crate) const MAX_LINE_PAYLOAD: usize = 256 << 20;
-/// Length of a [part](FrameKind::Part), in bytes. Longer answers are sent in parts, so that a small frame of another
-/// client waits for at most one part.
+/// Length of a [part](FrameKind::Part), in bytes. Longer answers are sent in parts, so that a small frame of another client
+/// does not wait for a whole large answer.
 pub(crate) const PART_LEN: usize = 64 << 10;
 /// Maximum size of a worker's event, in bytes.
 pub(crate) const MAX_EVENT: usize = 8 << 20;

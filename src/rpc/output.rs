@@ -100,6 +100,8 @@ struct Buffer {
     /// Answers that are sent to the supervisor in parts, one answer after the other. Small frames may come between the
     /// parts.
     large: VecDeque<LargeAnswer>,
+    /// The bytes of other frames since the last part, while large answers wait.
+    bytes_since_part: usize,
     is_broken: bool,
 }
 
@@ -145,7 +147,8 @@ impl Output {
     /// Creates an output that writes to `fd`, and wakes `waker` when it needs a [`Self::flush`].
     pub(crate) fn new(fd: OwnedFd, recipient: Recipient, waker: Arc<Waker>) -> io::Result<Self> {
         let fd = Arc::new(nonblocking_writer(fd)?);
-        let buffer = Buffer { bytes: WriteBuffer::new(fd.clone()), large: VecDeque::new(), is_broken: false };
+        let bytes = WriteBuffer::new(fd.clone());
+        let buffer = Buffer { bytes, large: VecDeque::new(), bytes_since_part: 0, is_broken: false };
         Ok(Self {
             fd,
             buffer: Arc::new(Mutex::new(buffer)),
@@ -307,6 +310,7 @@ impl Output {
         self.write_and_wake(|buffer| {
             let result = buffer.bytes.put(bytes);
             buffer.record_result(result);
+            buffer.put_part_in_turn(bytes.len());
         });
     }
 
@@ -354,7 +358,20 @@ impl Buffer {
         }
     }
 
+    /// Puts the next part after other frames of [`PART_LEN`] bytes in all, of which the last has `length` bytes. Otherwise,
+    /// large answers would wait as long as other frames fill the buffer.
+    fn put_part_in_turn(&mut self, length: usize) {
+        if self.large.is_empty() {
+            return;
+        }
+        self.bytes_since_part += length;
+        if self.bytes_since_part >= PART_LEN {
+            self.put_next_part();
+        }
+    }
+
     fn put_next_part(&mut self) {
+        self.bytes_since_part = 0;
         let Some(large) = self.large.front_mut() else { return };
         let result = self.bytes.put(large.next_frame());
         if large.unwritten_len() == 0 {
@@ -436,6 +453,22 @@ mod tests {
         }
         let second = frames.iter().position(|(_, call, _)| *call == 2).unwrap();
         assert!(frames[second..].iter().all(|(_, call, _)| *call != 1), "the parts of two answers are mixed");
+    }
+
+    /// The medium answers never leave the buffer empty.
+    #[test]
+    fn a_large_answer_takes_turns_with_medium_answers() {
+        let (reader, output) = framed_output();
+        let answer = |call, length| output.answer(call, EncodedLine::new(&"x".repeat(length)).unwrap());
+        while output.accepts_requests() {
+            answer(1, PART_LEN / 2);
+        }
+        answer(2, 10 * PART_LEN);
+        (0..40).for_each(|_| answer(3, PART_LEN / 2));
+        let frames = read_all(output, reader);
+        let large: Vec<_> = (0..frames.len()).filter(|index| frames[*index].1 == 2).collect();
+        assert!(*large.last().unwrap() < frames.len() - 1, "the large answer comes after all medium answers");
+        assert!(large.windows(2).all(|parts| parts[1] == parts[0] + 3), "a part does not wait for two medium answers");
     }
 
     #[test]

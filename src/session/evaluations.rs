@@ -490,6 +490,18 @@ impl Inner {
             reply(outcome);
             return Ok(WaitId { evaluation: id, number: 0 });
         }
+        let reply = match self.observer.get().filter(|_| to.is_some()) {
+            Some(observer) => {
+                let observer = observer.clone();
+                // This reply runs on a helper thread. The reply above may run on the event loop's thread, which must not wait.
+                let wait_and_reply: Reply<Arc<Outcome>> = Box::new(move |outcome| {
+                    observer.wait_for_recipient();
+                    reply(outcome);
+                });
+                wait_and_reply
+            }
+            None => reply,
+        };
         let evaluations = &mut scheduler.evaluations;
         evaluations.last_wait += 1;
         let wait = WaitId { evaluation: id, number: evaluations.last_wait };
@@ -528,6 +540,7 @@ mod tests {
     use crate::Limits;
     use crate::session::completion::end_evaluation;
     use crate::session::events::JobEnd;
+    use crate::session::observer::Observer;
 
     /// Returns a session without an image.
     fn session() -> Session {
@@ -580,6 +593,31 @@ mod tests {
         drop(send);
         end(&session, id);
         assert_eq!(receive.recv(), Ok(true));
+    }
+
+    /// Thousands of such replies would delay the answers to other clients.
+    #[test]
+    fn each_reply_that_waited_for_an_outcome_waits_for_the_recipient() {
+        struct Recipient(mpsc::Sender<&'static str>);
+        impl Observer for Recipient {
+            fn wait_for_recipient(&self) {
+                self.0.send("wait").unwrap();
+            }
+        }
+        let session = session();
+        let (send, receive) = mpsc::channel();
+        let next = || receive.recv_timeout(Duration::from_secs(20)).unwrap();
+        assert!(session.inner.observer.set(Arc::new(Recipient(send.clone()))).is_ok());
+        let id = add_evaluation(&session, 1);
+        for _ in 0..2 {
+            let send = send.clone();
+            session.await_outcome(id, move |_| send.send("reply").unwrap()).unwrap();
+        }
+        end(&session, id);
+        assert_eq!([next(), next(), next(), next()], ["wait", "reply", "wait", "reply"]);
+        // The evaluation is over, so this reply runs on this thread.
+        session.await_outcome(id, move |_| send.send("reply at once").unwrap()).unwrap();
+        assert_eq!(next(), "reply at once");
     }
 
     #[test]

@@ -109,8 +109,12 @@ impl Host for Inner {
             _ => {}
         }
         let mut scheduler = self.scheduler.lock();
-        if let Event::ThreadRefused(reason) = event {
-            self.record_thread_refusal(scheduler, reason);
+        if let Event::ThreadRefused(lane, reason) = event {
+            if lane == Lane::Inspection {
+                scheduler.record_inspection_thread_refusal(Instant::now());
+            } else {
+                self.record_thread_refusal(scheduler, reason);
+            }
             return false;
         }
         if let Event::Blocked(lock) = event {

@@ -11,8 +11,9 @@ use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, Outcome};
 /// sends the answer that a change belongs to, on Lisp's threads, on the clock's thread or on the thread of a caller: no
 /// method may block, except [`wait_for_recipient`](Self::wait_for_recipient).
 pub(crate) trait Observer: Send + Sync {
-    /// Called by a thread that evaluates or inspects before it takes its next job. Waits while the recipient of answers and
-    /// reports has too many of them to read: other clients' answers would wait behind the answer to the next job.
+    /// Called by a thread that evaluates or inspects before it takes its next job, and by a helper thread before it answers a
+    /// call that waited for an evaluation. Waits while the recipient of answers and reports has too many of them to read: other
+    /// clients' answers would wait behind the next answer.
     fn wait_for_recipient(&self) {}
     /// Called before a job begins on an evaluating thread, in the foreground or not. `job` is the number of a job of the call
     /// that requested the job. Not called for the server's own job.

@@ -30,7 +30,7 @@ use super::{AnswerFn, HAND_OVER_TIME, Reply, bind_reply};
 use crate::error::{HoldEnd, InspectError};
 use crate::image::interruption::{Interruption, REACTION_TIME, StuckReason};
 use crate::image::{InterruptReason, Job, JobKind, Lane};
-use crate::os::thread_supply::ThreadSupply;
+use crate::os::thread_supply::{RETRY_DELAY, ThreadSupply};
 use crate::outcome::{ErrorRecord, Outcome};
 use waiting_requests::{Position, RequestClass, WaitingRequests};
 
@@ -175,8 +175,9 @@ pub(super) struct RunningJob {
     pub(super) deadline: Option<Instant>,
     /// The time at which the job began; `None` if the job ends before it begins.
     pub(super) begun: Option<Instant>,
-    /// True once another thread was requested to serve the inspection lane in place of the job's thread.
-    handed_over: bool,
+    /// For a job that inspects, the time from which another thread is requested for the inspection lane while an inspection of
+    /// another connection waits; `None` once the thread is requested.
+    hand_over_at: Option<Instant>,
     /// The part of the heap that the job may keep, in bytes; `None` for no limit.
     pub(super) heap_limit: Option<usize>,
     /// True from the time when the job is interrupted for exceeding `heap_limit` until a check finds room again.
@@ -251,7 +252,7 @@ impl RunningJob {
             activity: request.body.begin(hold, audience)?,
             deadline,
             begun: None,
-            handed_over: false,
+            hand_over_at: None,
             heap_limit: None,
             filled_heap: false,
             interruption: Interruption::default(),
@@ -609,19 +610,27 @@ impl SchedulerState {
     }
 
     /// Requests another thread for the inspection lane if an inspection has run for [`HAND_OVER_TIME`] while an inspection
-    /// of another connection waits. The thread of the running inspection ends with the inspection.
+    /// of another connection waits. The thread of the running inspection ends with the inspection. If no thread can be started,
+    /// the thread is requested again after [`RETRY_DELAY`].
     pub(super) fn hand_over_inspection_lane(&mut self, now: Instant) {
         let is_free = |connection| !is_served(&self.running, connection);
         if !self.waiting[Lane::Inspection as usize].has_connection(is_free) {
             return;
         }
-        let serving = self.running.iter_mut().find(|running| running.lane == Lane::Inspection && !running.handed_over);
-        if let Some(serving) =
-            serving.filter(|running| running.begun.is_some_and(|begun| begun + HAND_OVER_TIME <= now))
-        {
-            serving.handed_over = true;
+        let serving = self.running.iter_mut().find(|running| running.hand_over_at.is_some_and(|time| time <= now));
+        if let Some(serving) = serving {
+            serving.hand_over_at = None;
             let start = Request::start_thread(&serving.connection, Lane::Inspection);
             self.push(Lane::Control, start);
+        }
+    }
+
+    /// Records that no thread could be started for the inspection lane. The thread of the inspection that began last still
+    /// serves the lane.
+    pub(super) fn record_inspection_thread_refusal(&mut self, now: Instant) {
+        let inspections = self.running.iter_mut().filter(|running| running.lane == Lane::Inspection);
+        if let Some(serving) = inspections.max_by_key(|running| running.begun) {
+            serving.hand_over_at.get_or_insert(now + RETRY_DELAY);
         }
     }
 
@@ -984,6 +993,7 @@ impl SchedulerState {
             running.placement = Placement::Beside;
         }
         running.begun = Some(now);
+        running.hand_over_at = (lane == Lane::Inspection).then(|| now + HAND_OVER_TIME);
         running.thread = thread;
         running.heap_limit = heap_limit();
         if let Some(evaluation) = evaluation {
@@ -1435,6 +1445,30 @@ mod tests {
         scheduler.take_running(3);
         assert!(scheduler.take_changed_lanes()[Lane::Inspection as usize]);
         assert_eq!(scheduler.observed_inspections().map(|(job, _)| job), Some(2));
+    }
+
+    #[test]
+    fn a_thread_that_could_not_be_started_for_the_inspection_lane_is_requested_again_after_a_second() {
+        let mut scheduler = SchedulerState::default();
+        let begin = Instant::now();
+        for (job, connection) in [(1, Connection::new(1)), (2, Connection::new(2))] {
+            scheduler.push(Lane::Inspection, test_requests::request(&connection, job, JobKind::Query));
+        }
+        let next = scheduler.next(Lane::Inspection, 0, None, begin);
+        assert!(matches!(next, Instruction::Run(Job { id: 1, .. })));
+        let requests_thread = |scheduler: &mut SchedulerState, now| {
+            scheduler.hand_over_inspection_lane(now);
+            !matches!(scheduler.next(Lane::Control, 0, None, now), Instruction::Wait(_))
+        };
+        let now = begin + HAND_OVER_TIME;
+        assert!(requests_thread(&mut scheduler, now) && !requests_thread(&mut scheduler, now + 2 * RETRY_DELAY));
+        scheduler.record_inspection_thread_refusal(now);
+        assert!(!requests_thread(&mut scheduler, now + RETRY_DELAY / 2));
+        assert!(requests_thread(&mut scheduler, now + RETRY_DELAY));
+        assert!(!requests_thread(&mut scheduler, now + 2 * RETRY_DELAY));
+        // The inspection may have ended before the refusal.
+        scheduler.take_running(1);
+        scheduler.record_inspection_thread_refusal(now);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use serde_json::json;
 
 use crate::client::{Scratch, Server, binary, call_err, call_ok};
 use crate::libraries::{INSTALLED, installed};
+use crate::stalls::make_fifo;
 
 /// A project directory with its own home and fasl cache.
 struct Project {
@@ -361,6 +362,23 @@ fn a_test_run_reloads_a_file_in_its_external_format_and_skips_a_file_whose_packa
     let notice = "scratch.lisp was not loaded again: the package TMP, in which it was loaded, does not exist.";
     assert!(text.contains(notice) && text.contains("=> all pass  1 passed"), "{text}");
     assert_eq!(server.evaluate("(list (latin) (char-code (char *accent* 0)))"), "=> (2 233)");
+}
+
+#[test]
+fn a_test_run_does_not_load_a_file_that_was_replaced_by_a_fifo() {
+    let project = Project::new();
+    project.write("tests.lisp", "(require :sb-rt)\n(sb-rt:deftest gives 1 1)\n");
+    project.write("f.lisp", "(defun f () 1)\n");
+    let mut server = project.server();
+    for path in ["tests.lisp", "f.lisp"] {
+        call_ok(&mut server, "load-system", json!({"path": path}));
+    }
+    let file = project.path("f.lisp");
+    std::fs::remove_file(&file).expect("the file is there");
+    make_fifo(&file);
+    let text = call_ok(&mut server, "run-tests", json!({"name": "gives", "reload": true}));
+    let notice = "f.lisp was not loaded again: it is not a regular file.";
+    assert!(text.contains(notice) && text.contains("=> all pass  1 passed"), "{text}");
 }
 
 /// A replayed load of a system that depends on a file does not load the file again unless the lost image did.

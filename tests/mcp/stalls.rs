@@ -1056,6 +1056,34 @@ fn thousands_of_errors_delay_no_other_client(mode: Mode) {
     server.assert_works();
 }
 
+/// All waits end at the same time. The answers of 54 KB are too short to be sent in parts.
+#[apply(both_modes)]
+fn thousands_of_waits_for_an_evaluation_delay_no_other_client(mode: Mode) {
+    const CALLS: usize = 600;
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&[]);
+    let end = server.home().join("end");
+    let code =
+        format!("(loop until (probe-file {end:?}) do (sleep 0.01)) (make-string 9000 :initial-element (code-char 1))");
+    call_ok(&mut server, "evaluate-lisp", json!({"code": code, "background": true}));
+    let mut clients = [(); 12].map(|()| runtime.attach(&server));
+    for client in &mut clients {
+        for _ in 0..CALLS {
+            client.post_call("check-evaluation", json!({"id": 1, "wait": 600}));
+        }
+        // This call is handled after the calls before it.
+        client.call_ok("check-evaluation", json!({"id": 1, "part": "output"}));
+    }
+    let pings = Pings::during(&runtime, runtime.attach(&server), |_| {
+        std::fs::write(&end, "").unwrap();
+        for client in &mut clients {
+            client.answers(CALLS);
+        }
+    });
+    pings.assert_fast();
+    server.assert_works();
+}
+
 /// A client's calls are handled in order, so the answers do not depend on the evaluation behind them.
 #[test]
 fn many_calls_of_get_backtrace_delay_no_ping() {
@@ -1545,6 +1573,31 @@ fn requests_are_answered_although_user_code_ends_each_thread_that_starts(mode: M
     assert!(text.ends_with("Evaluation 3 continues in the background."), "{text}");
     assert_eq!(call_ok(&mut server, "check-evaluation", json!({"id": 3, "wait": 25})), "=> 42");
     assert!(server.evaluate("*kept*").ends_with("=> 2"));
+}
+
+/// Without a second attempt, the inspection would wait for the other client's inspection.
+#[apply(both_modes)]
+fn inspections_get_another_thread_although_the_first_attempt_to_start_it_fails(mode: Mode) {
+    let runtime = RuntimeDirectory::new(mode);
+    let mut server = runtime.server(&[]);
+    let begun = server.home().join("begun");
+    define_endless_macro(&mut server, &begun);
+    server.evaluate(
+        "(defvar *refused* nil)
+         (sb-int:encapsulate 'sb-thread::start-thread 'refuse
+           (lambda (start thread function arguments)
+             (when (and (not *refused*) (equal (sb-thread:thread-name thread) \"inspection\"))
+               (setf *refused* t)
+               (error \"no thread for now\"))
+             (funcall start thread function arguments)))",
+    );
+    let mut other = runtime.attach(&server);
+    other.post_call("macroexpand", json!({"form": "(endless)"}));
+    wait_until("the expansion runs", || begun.exists());
+    let begin = Instant::now();
+    call_ok(&mut server, "describe-symbol", json!({"name": "car"}));
+    assert!(begin.elapsed() < CANCELLATION_LIMIT, "{:?}", begin.elapsed());
+    assert!(server.evaluate("*refused*").ends_with("=> T"));
 }
 
 /// SBCL needs the lock to start a thread. The Lisp thread that starts the server's other threads also interrupts evaluations.

@@ -162,6 +162,7 @@ fn reply_on_helper(call: Call, session: Session, so_far: OutcomeSoFar) {
     helper_threads::run(move || {
         let outcome = session.complete(so_far);
         let _rendering = RENDERING.lock();
+        call.context.inflight.output.wait_for_supervisor();
         call.reply(outcome);
     });
 }
