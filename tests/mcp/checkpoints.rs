@@ -1141,11 +1141,11 @@ fn completion_of_a_save_that_is_cancelled_too_late_is_reported_in_a_later_answer
     let state = StateDirectory::new(Mode::Plain);
     let mut server = state.serve(&[]);
     save(&mut server, "first");
-    for number in 0..5000 {
+    for number in 0..1900 {
         std::fs::write(state.checkpoints().join(format!("{number:016x}.json")), "").unwrap();
     }
     let id = server.post_call("checkpoint", json!({"action": "save", "name": "x"}));
-    wait_until("the checkpoint is complete", || state.files(Some("json")).len() == 5002);
+    wait_until("the checkpoint is complete", || state.files(Some("json")).len() == 1902);
     server.notify("notifications/cancelled", json!({"requestId": id}));
     let notice = "The checkpoint \"x\" (evaluation 0) was saved: the call was cancelled too late.";
     wait_until("the save is reported", || server.evaluate("1").contains(notice) || server.has_answered(id));
