@@ -172,7 +172,7 @@ impl Conversation {
                 for (part, message) in messages.into_iter().enumerate() {
                     if self.tools.is_being_replaced() {
                         // The next image handles the whole batch.
-                        return;
+                        return self.leave_line();
                     }
                     self.handle_message(message, MessagePosition { call: number, part, bytes, batch: Some(&batch) });
                 }

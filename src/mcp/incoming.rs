@@ -4,7 +4,7 @@ use rmcp::model::{ErrorCode, ErrorData, JsonObject, RequestId};
 use serde_json::Value;
 
 use super::tools;
-use crate::rpc::attach::STATUS_METHOD;
+use crate::rpc::attach::{ADOPT_HELD_METHOD, PACKAGES_METHOD};
 use crate::rpc::id_scanner::{IdScanner, ScannedMessage, is_exact};
 use crate::rpc::inflight::MAX_REQUESTS;
 
@@ -70,13 +70,28 @@ impl DecodedLine {
         }
     }
 
-    /// Returns true for a request whose answer depends on no other line than the client's handshake, and on no Lisp.
+    /// Returns true for a message whose answer, if it gets one, depends on no other line than the client's handshake, and on
+    /// no Lisp: for instance the list of the tools, or the error for an unknown method.
     pub(super) fn needs_no_lisp(&self) -> bool {
         match self {
+            Self::Empty | Self::Single(Err(_) | Ok(Message::Notification { .. })) => true,
             Self::Single(Ok(Message::Request { method, .. })) => {
-                matches!(method.as_str(), "tools/list" | "server/discover" | STATUS_METHOD)
+                !matches!(method.as_str(), "initialize" | "tools/call" | ADOPT_HELD_METHOD | PACKAGES_METHOD)
             }
-            _ => false,
+            Self::Single(Ok(Message::Response { .. } | Message::StrayResponse)) | Self::Batch(_) => false,
+        }
+    }
+
+    /// Returns true for a request that may need Lisp, but changes nothing.
+    pub(super) fn only_reads(&self) -> bool {
+        let Self::Single(Ok(Message::Request { method, params, .. })) = self else { return false };
+        let none = JsonObject::new();
+        let arguments = params.get("arguments").and_then(Value::as_object).unwrap_or(&none);
+        match (method.as_str(), params.get("name").and_then(Value::as_str)) {
+            ("tools/call", Some(tool)) => tools::only_reads(tool, arguments),
+            // The call is refused.
+            ("tools/call", None) => true,
+            (method, _) => method == PACKAGES_METHOD,
         }
     }
 
@@ -235,6 +250,39 @@ mod tests {
         };
         assert!(reason.contains("more than 1000000 JSON values"), "{reason}");
         assert!(matches!(answer("\"x\""), DecodedLine::Single(Ok(Message::StrayResponse))));
+    }
+
+    #[test]
+    fn only_messages_that_change_nothing_are_handled_in_an_image_that_will_be_replaced() {
+        let call = |tool: &str, arguments: &str| {
+            format!(
+                r#"{{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{{"name":{tool},"arguments":{arguments}}}}}"#
+            )
+        };
+        let request = |method: &str| format!(r#"{{"jsonrpc":"2.0","id":7,"method":"{method}"}}"#);
+        for (line, needs_no_lisp, only_reads) in [
+            (request("tools/list"), true, false),
+            (request("resources/list"), true, false),
+            ("{".to_owned(), true, false),
+            (r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#.to_owned(), true, false),
+            (request("initialize"), false, false),
+            (request(ADOPT_HELD_METHOD), false, false),
+            (request(PACKAGES_METHOD), false, true),
+            (call(r#""describe-symbol""#, r#"{"name":"car"}"#), false, true),
+            (call(r#""describe-last-error""#, "{}"), false, true),
+            (call(r#""error-history""#, "{}"), false, true),
+            (call(r#""no-such-tool""#, "{}"), false, true),
+            (call("5", "{}"), false, true),
+            (call(r#""checkpoint""#, "{}"), false, true),
+            (call(r#""checkpoint""#, r#"{"action":"delete","name":"x"}"#), false, false),
+            (call(r#""configure-limits""#, "{}"), false, false),
+            (call(r#""evaluation""#, r#"{"action":"cancel"}"#), false, false),
+            (call(r#""evaluate-lisp""#, "{}"), false, false),
+            (format!("[{}]", request("ping")), false, false),
+        ] {
+            let decoded = decode(line.as_bytes());
+            assert_eq!((decoded.needs_no_lisp(), decoded.only_reads()), (needs_no_lisp, only_reads), "{line}");
+        }
     }
 
     #[test]

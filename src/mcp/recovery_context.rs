@@ -54,6 +54,8 @@ pub(super) struct RecoveryContext {
     /// The number of a call that has crashed at least two images although its tool only inspects.
     fatal_inspection: Option<u64>,
     pub(super) replay: Arc<DefinitionReplay>,
+    /// The connections of the calls that have requested another image.
+    requesters: Arc<Mutex<BTreeSet<u64>>>,
     /// True if the last image was lost rather than replaced by request.
     crashed: bool,
     pub(super) autosave_trigger: Arc<AutosaveTrigger>,
@@ -295,9 +297,17 @@ impl RecoveryContext {
         self.has_replaced_image(job).then(replaced)
     }
 
-    /// Returns true once a call has requested another image, which handles all later lines that need Lisp.
+    /// Returns true once a call has requested another image, which handles all later lines that this image does not.
     pub(super) fn is_being_replaced(&self) -> bool {
         self.event_loop.is_being_replaced()
+    }
+
+    /// Returns true once calls of other clients, but no call of this client, have requested another image. Until that image
+    /// exists, this image answers the client's calls that only read. Returns false if the image is replaced because an
+    /// evaluation is stuck: the error state lacks the end of that evaluation.
+    pub(super) fn is_replaced_for_others(&self) -> bool {
+        let requesters = self.requesters.lock();
+        !requesters.is_empty() && !requesters.contains(&self.connection)
     }
 
     /// Asks the supervisor to restore a checkpoint, for the call whose jobs begin at `job`. The new image gets the notices
@@ -314,17 +324,19 @@ impl RecoveryContext {
         self.request_image(session, abandon_replay, move |notices| WorkerEvent::reset_requested(job, notices));
     }
 
-    /// Calls `prepare`, and cancels and answers all requests. Then requests another image once interrupted evaluations
-    /// have unwound, or after [`UNWINDING_GRACE_PERIOD`]. `request` creates the event from the notices that `session`
-    /// has not seen yet. Unless the session and the helper threads are idle, another thread does all this: thousands of
-    /// answers, or answers that are still being rendered, would delay other clients, and an unwinding evaluation may need
-    /// this thread. Does nothing if another call has already requested an image: that image handles this call.
+    /// Calls `prepare`, and cancels and answers all requests except inspections, which continue. Then requests another image
+    /// once interrupted evaluations have unwound, or after [`UNWINDING_GRACE_PERIOD`]. `request` creates the event from the
+    /// notices that `session` has not seen yet. Unless the session and the helper threads are idle, another thread does all
+    /// this: thousands of answers, or answers that are still being rendered, would delay other clients, and an unwinding
+    /// evaluation may need this thread. Does nothing if another call has already requested an image: that image handles this
+    /// call.
     fn request_image(
         &self,
         session: &Session,
         prepare: impl FnOnce() + Clone + Send + 'static,
         request: impl FnOnce(&[String]) -> WorkerEvent + Clone + Send + 'static,
     ) {
+        self.requesters.lock().insert(self.connection);
         if !self.event_loop.begin_replacement() {
             return;
         }
@@ -337,6 +349,7 @@ impl RecoveryContext {
             session.wait_until_unwound(deadline);
             // The helper threads render the answers of the cancelled evaluations.
             helper_threads::wait_until_idle(deadline);
+            session.cancel_and_answer_inspections();
             reporter.report(&request(&session.take_notices()));
         };
         let leave = std::thread::Builder::new().name("sbcl-mcp-leave".to_owned());
@@ -378,6 +391,7 @@ pub(super) fn resume(
         last_job_before_replacement: state.begun_before_replacement,
         fatal_inspection: state.inspected.filter(|(_, losses)| *losses > 1).map(|(call, _)| call),
         replay: Arc::new(DefinitionReplay::new(forms)),
+        requesters: Arc::default(),
         crashed: state.crash.is_some(),
         autosave_trigger: Arc::default(),
         // If definitions must be replayed, no checkpoint contains all of them yet.

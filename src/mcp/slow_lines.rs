@@ -156,33 +156,46 @@ impl Conversation {
         }
     }
 
-    /// Handles a line while another image replaces this one: an answer that needs no Lisp does not wait for the evaluations
-    /// that unwind. All other lines are left to the next image, which gets every line without an answer in the order in which
-    /// the lines arrived.
-    fn receive_during_replacement(&self, line: &[u8], number: u64) {
+    /// Handles a line while another image replaces this one, or leaves the line to the next image, which gets every line
+    /// without an answer in the order in which the lines arrived.
+    fn receive_during_replacement(self: &Arc<Self>, line: &[u8], number: u64) {
         if line.len() > MIN_SLOW_LINE {
             return self.leave_line();
         }
         let decoded = decode(line);
-        let is_next = || self.slow_lines.is_empty() && !self.has_left_lines.load(Ordering::Relaxed);
-        match decoded.cancelled_request() {
+        if let Some(id) = decoded.cancelled_request() {
             // The cancellation is left, too: the request, or a batch with it, may be among the lines for the next image.
-            Some(id) => _ = self.inflight().cancel(&id),
-            None if decoded.overtakes_slow_lines() || decoded.needs_no_lisp() && is_next() => {
-                self.handle_decoded(decoded, line.len(), number);
+            if !self.inflight().cancel(&id) {
+                _ = self.slow_lines.push(WaitingLine::Cancellation(number, id, line.len()));
             }
-            None => self.leave_line(),
+        } else if decoded.overtakes_slow_lines() {
+            self.handle_decoded(decoded, line.len(), number);
+        } else if !self.may_handle(&decoded) {
+            self.leave_line();
+        } else if decoded.is_slow() || !self.slow_lines.is_empty() {
+            self.handle_slow(line.to_vec(), number);
+        } else {
+            self.handle_decoded(decoded, line.len(), number);
         }
     }
 
+    /// Returns false if a line must be left to the image that replaces this one. An answer that needs no Lisp, or to a call
+    /// that only reads, does not wait for the evaluations that unwind, unless the client's earlier lines have been left. A
+    /// client that has itself requested the next image reads from that image.
+    fn may_handle(&self, decoded: &DecodedLine) -> bool {
+        let is_next = || !self.has_left_lines.load(Ordering::Relaxed);
+        let reads_here = || decoded.only_reads() && self.tools().is_replaced_for_others();
+        !self.tools().is_being_replaced() || is_next() && (decoded.needs_no_lisp() || reads_here())
+    }
+
     /// Leaves a line to the image that replaces this one.
-    fn leave_line(&self) {
+    pub(super) fn leave_line(&self) {
         self.has_left_lines.store(true, Ordering::Relaxed);
     }
 
     /// Handles a slow line on a separate thread, after the client's earlier slow lines. `number` is the call number.
     pub(super) fn handle_slow(self: &Arc<Self>, line: Vec<u8>, number: u64) {
-        if self.tools().is_being_replaced() {
+        if line.len() > MIN_SLOW_LINE && self.tools().is_being_replaced() {
             return self.leave_line();
         }
         let Some(line) = self.slow_lines.push(WaitingLine::Text(number, line)) else { return };
@@ -195,8 +208,7 @@ impl Conversation {
                     // Other clients' answers would wait behind the answer to the next line.
                     conversation.inflight().output.wait_for_supervisor();
                 }
-                // Another image handles the lines after a reset or restore.
-                if conversation.tools().is_being_replaced() { None } else { conversation.slow_lines.pop() }
+                conversation.slow_lines.pop()
             };
             while let Some(line) = next_line() {
                 conversation.handle_waiting_and_catch(line);
@@ -226,6 +238,9 @@ impl Conversation {
 
     fn handle_waiting(&self, line: WaitingLine) {
         match line {
+            WaitingLine::Text(_, text) if text.len() > MIN_SLOW_LINE && self.tools().is_being_replaced() => {
+                self.leave_line();
+            }
             WaitingLine::Text(number, text) => {
                 let decoded = self.request_to_refuse(&text).unwrap_or_else(|| {
                     self.tools().record_decoding(number, true);
@@ -233,15 +248,15 @@ impl Conversation {
                     self.tools().record_decoding(number, false);
                     decoded
                 });
-                if self.tools().is_being_replaced() {
-                    self.leave_line();
-                } else {
+                if self.may_handle(&decoded) {
                     self.handle_decoded(decoded, text.len(), number);
+                } else {
+                    self.leave_line();
                 }
             }
             WaitingLine::Cancellation(number, id, _) => {
+                self.inflight().cancel(&id);
                 if !self.tools().is_being_replaced() {
-                    self.inflight().cancel(&id);
                     self.inflight().output.send_done(number);
                 }
             }

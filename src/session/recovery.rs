@@ -57,9 +57,9 @@ impl Inner {
         }
     }
 
-    /// Cancels all waiting requests, as [`withdraw_all`](Self::withdraw_all) does. Returns their answers.
-    fn cancel_waiting(&self, scheduler: &mut MutexGuard<'_, SchedulerState>) -> Vec<AnswerFn> {
-        let waiting = scheduler.take_all_waiting();
+    /// Cancels all waiting requests of these lanes, as [`withdraw_all`](Self::withdraw_all) does. Returns their answers.
+    fn cancel_waiting(&self, scheduler: &mut MutexGuard<'_, SchedulerState>, lanes: &[Lane]) -> Vec<AnswerFn> {
+        let waiting = scheduler.take_all_waiting(lanes);
         self.withdraw_all(scheduler, waiting)
     }
 }
@@ -180,7 +180,7 @@ impl Session {
     pub(crate) fn cancel_all(&self) -> Vec<String> {
         let mut scheduler = self.inner.scheduler.lock();
         let messages = describe_cancelled(&scheduler);
-        let answers = self.inner.cancel_waiting(&mut scheduler);
+        let answers = self.inner.cancel_waiting(&mut scheduler, &[Lane::Evaluation, Lane::Inspection]);
         let running: Vec<_> = scheduler.running.iter().filter(|running| running.evaluates()).map(|r| r.id).collect();
         for job in running {
             self.inner.interrupt(&mut scheduler, job, InterruptReason::Cancel);
@@ -225,30 +225,28 @@ impl Session {
         scheduler.is_busy() || scheduler.has_waiting(Lane::Evaluation) || scheduler.has_waiting(Lane::Inspection)
     }
 
-    /// Answers all waiting and running requests with a cancellation, in an image that will be replaced. The running
-    /// and held evaluations then unwind. Calls `before_answer` before each answer.
+    /// Answers all waiting and running requests except inspections with a cancellation, in an image that will be replaced.
+    /// The running and held evaluations then unwind. Calls `before_answer` before each answer.
     pub(crate) fn cancel_and_answer_all(&self, before_answer: impl Fn()) {
         let mut scheduler = self.inner.scheduler.lock();
         let notices = describe_cancelled(&scheduler);
         let mut answers = Vec::new();
-        for mut running in std::mem::take(&mut scheduler.running) {
+        for mut running in scheduler.take_running_of_lane(Lane::Evaluation) {
             running.cancel_hint_search();
-            if running.evaluates() {
-                scheduler.unwinding.push(running.id);
-                // A job that was interrupted or unwinds is not interrupted again: an interruption would cut its cleanup
-                // forms short.
-                if running.interrupt_reason().is_none()
-                    && !running.interruption.is_under_way()
-                    && !running.activity.unwinds_held()
-                {
-                    self.inner.send_interruption(&mut scheduler, running.id, InterruptReason::Cancel);
-                }
+            scheduler.unwinding.push(running.id);
+            // A job that was interrupted or unwinds is not interrupted again: an interruption would cut its cleanup
+            // forms short.
+            if running.interrupt_reason().is_none()
+                && !running.interruption.is_under_way()
+                && !running.activity.unwinds_held()
+            {
+                self.inner.send_interruption(&mut scheduler, running.id, InterruptReason::Cancel);
             }
             let settled = running.take_error_queries();
             answers.push(self.inner.finish(&mut scheduler, running, JobEnd::Withdrawn));
             answers.extend(settled);
         }
-        answers.extend(self.inner.cancel_waiting(&mut scheduler));
+        answers.extend(self.inner.cancel_waiting(&mut scheduler, &[Lane::Evaluation]));
         for mut finishing in std::mem::take(&mut scheduler.finishing) {
             finishing.cancel(&self.inner.clock);
             answers.push(finishing.end_as_cancelled(&mut scheduler));
@@ -259,6 +257,18 @@ impl Session {
         self.inner.release_all(&mut scheduler);
         self.inner.unlock_and_notify(scheduler);
         self.inner.deliver(answers.into_iter().inspect(|_| before_answer()));
+    }
+
+    /// Answers all waiting and running inspections with a cancellation, in an image that is about to be replaced.
+    pub(crate) fn cancel_and_answer_inspections(&self) {
+        let mut scheduler = self.inner.scheduler.lock();
+        let mut answers = Vec::new();
+        for running in scheduler.take_running_of_lane(Lane::Inspection) {
+            answers.push(self.inner.finish(&mut scheduler, running, JobEnd::Withdrawn));
+        }
+        answers.extend(self.inner.cancel_waiting(&mut scheduler, &[Lane::Inspection]));
+        self.inner.unlock_and_notify(scheduler);
+        self.inner.deliver(answers);
     }
 
     /// Restores the errors of another image. If older errors are missing, adds a notice to the next answer.
@@ -496,6 +506,36 @@ mod tests {
             add(&mut errors, id, 1);
         }
         assert!(notices(&errors).is_empty());
+    }
+
+    /// Another client's inspection does not wait until the evaluations have unwound.
+    #[test]
+    fn inspections_continue_in_an_image_that_will_be_replaced() {
+        let inner = Arc::new(Inner::new(Limits::default()));
+        let session = Session { connection: inner.own_connection.clone(), inner: inner.clone() };
+        let answers = Arc::new(Mutex::new(Vec::new()));
+        let inspect = || {
+            let answers = answers.clone();
+            session.query(&Operation::new("image-name"), move |records| answers.lock().push(records.is_ok()));
+        };
+        let next = || inner.next_job(Lane::Inspection, 0, None).expect("a job").id;
+        let end = |job| inner.event(job, false, Event::Done { success: true });
+        inspect();
+        let running = next();
+        inspect();
+        session.cancel_and_answer_all(|| ());
+        assert!(answers.lock().is_empty(), "an inspection is cancelled");
+        inspect();
+        end(running);
+        for _ in 0..2 {
+            end(next());
+        }
+        assert_eq!(*answers.lock(), [true; 3]);
+        inspect();
+        next();
+        inspect();
+        session.cancel_and_answer_inspections();
+        assert_eq!(*answers.lock(), [true, true, true, false, false]);
     }
 
     /// Runs the next evaluation on thread number `thread`, until it fails and is held.

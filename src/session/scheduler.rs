@@ -1019,6 +1019,11 @@ impl SchedulerState {
         Some(running)
     }
 
+    /// Removes and returns all running jobs of a lane.
+    pub(super) fn take_running_of_lane(&mut self, lane: Lane) -> Vec<RunningJob> {
+        self.running.extract_if(.., |running| running.lane == lane).collect()
+    }
+
     /// Removes and returns a client's waiting request by its job number, with its lane.
     pub(super) fn take_waiting(&mut self, job: u64) -> Option<(Lane, Request)> {
         self.queues().into_iter().find_map(|(lane, queue)| Some((lane, queue.take_job(job)?)))
@@ -1033,9 +1038,9 @@ impl SchedulerState {
         taken
     }
 
-    /// Removes and returns all waiting requests of clients, with their lanes.
-    pub(super) fn take_all_waiting(&mut self) -> Vec<(Lane, Request)> {
-        let queues = self.queues().into_iter();
+    /// Removes and returns all waiting requests of clients for these lanes, with their lanes.
+    pub(super) fn take_all_waiting(&mut self, lanes: &[Lane]) -> Vec<(Lane, Request)> {
+        let queues = self.queues().into_iter().filter(|(lane, _)| lanes.contains(lane));
         queues.flat_map(|(lane, queue)| queue.take_all().map(move |request| (lane, request))).collect()
     }
 

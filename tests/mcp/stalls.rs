@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::attach::{Client, RuntimeDirectory};
-use crate::client::{DEADLINE, Scratch, Server, call_err, call_ok, outcome};
+use crate::client::{DEADLINE, Scratch, Server, call_err, call_ok, evaluate_err, outcome};
 use crate::hostile_code::resident;
 use crate::processes::{is_alive, kill_worker, processes, wait_until, worker};
 use crate::server_mode::{Mode, both_modes};
@@ -696,6 +696,93 @@ fn pings_are_answered_while_a_reset_waits_for_cleanup_forms() {
         is_same
     });
     assert!(answered_by_the_same_worker, "pings wait for the next image");
+}
+
+/// Returns requests that change nothing, as methods with their parameters.
+fn reading_requests() -> Vec<(&'static str, Value)> {
+    let calls = [
+        ("describe-last-error", json!({})),
+        ("describe-last-error", json!({"list": 5})),
+        ("get-backtrace", json!({})),
+        ("check-evaluation", json!({})),
+        ("check-evaluation", json!({"part": "output"})),
+        ("check-evaluation", json!({"id": "none"})),
+        ("list-definitions", json!({"limit": 5})),
+        ("describe-symbol", json!({"name": "car"})),
+        ("checkpoint", json!({})),
+        ("no-such-tool", json!({})),
+    ];
+    let calls = calls.map(|(tool, arguments)| ("tools/call", json!({"name": tool, "arguments": arguments})));
+    calls.into_iter().chain([("resources/list", json!({}))]).collect()
+}
+
+/// Calls a tool that replaces the image. Meanwhile, `client` sends requests that change nothing. Returns the time of the
+/// call, and the time of the slowest of these requests.
+fn slowest_read_during(
+    server: &mut Server,
+    client: &mut Client,
+    tool: &str,
+    arguments: &Value,
+) -> (Duration, Duration) {
+    let begin = Instant::now();
+    let replacing = server.post_call(tool, arguments.clone());
+    let own = server.post_call("describe-last-error", json!({}));
+    let mut slowest = Duration::ZERO;
+    while !server.has_answered(replacing) {
+        for (method, params) in reading_requests() {
+            let sent = Instant::now();
+            let answer = client.request(method, &params);
+            let time = sent.elapsed();
+            if time > slowest {
+                slowest = time;
+                println!("{method} {params} took {time:?}");
+            }
+            if params["name"] == "describe-last-error" {
+                assert!(outcome(&answer).0.contains("other"), "{answer}");
+            }
+        }
+    }
+    let time = begin.elapsed();
+    let (text, is_error) = server.outcome(replacing);
+    assert!(!is_error, "{text}");
+    let (text, _) = server.outcome(own);
+    assert!(
+        text.starts_with("No error information"),
+        "the client that replaced the image reads from the old one: {text}"
+    );
+    (time, slowest)
+}
+
+/// The evaluation does not end within the 700 ms that the server waits before it replaces the image. On a busy machine,
+/// several attempts may be needed.
+#[rstest::rstest]
+#[case::cleanup_form_and_reset("(unwind-protect (progn", "(sleep 60)) (sleep 5))", "reset-session", json!({}))]
+#[case::without_interrupts_and_reset("(sb-sys:without-interrupts", "(sleep 5))", "reset-session", json!({}))]
+#[case::cleanup_form_and_restore(
+    "(unwind-protect (progn",
+    "(sleep 60)) (sleep 5))",
+    "checkpoint",
+    json!({"action": "restore", "name": "x"})
+)]
+fn requests_that_change_nothing_do_not_wait_for_the_evaluation_that_a_reset_ends(
+    #[case] before: &str,
+    #[case] after: &str,
+    #[case] tool: &str,
+    #[case] arguments: Value,
+) {
+    let (_runtime, mut server, mut client) = RuntimeDirectory::with_client(Mode::Supervised);
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    client.call_err("evaluate-lisp", json!({"code": "(error \"other\")"}));
+    let is_fast = (0..3).any(|_| {
+        evaluate_err(&mut server, "(error \"own\")");
+        let (_, slowest_idle) = slowest_read_during(&mut server, &mut client, tool, &arguments);
+        evaluate_err(&mut server, "(error \"own\")");
+        server.post_running(before, after, 60.0);
+        let (time, slowest) = slowest_read_during(&mut server, &mut client, tool, &arguments);
+        assert!(time >= Duration::from_millis(700), "the server waited only {time:?} for the evaluation");
+        slowest <= IDLE_LIMIT.max(slowest_idle * 3)
+    });
+    assert!(is_fast, "requests wait for the next image");
 }
 
 /// The answers to calls that wait for the same evaluation are rendered one after the other on a helper thread. On a slow

@@ -43,8 +43,12 @@ impl ToolSpec for CheckpointTool {
     const DESCRIPTION: &'static str = "Save the whole Lisp image (values, functions, classes, packages, loaded \
         systems) under a name and restore it later, in milliseconds. Not saved: threads, sockets, open files. After a \
         crash, by default, the last checkpoint is restored. `restore` discards later changes.";
-    // A core that has changed since it was last checked is read.
-    const POLICY: CallPolicy = CallPolicy { is_slow: |_| true, ..CallPolicy::NONE };
+    const POLICY: CallPolicy = CallPolicy {
+        only_reads: |arguments| arguments.get("action").is_none_or(|action| action == "list"),
+        // A core that has changed since it was last checked is read.
+        is_slow: |_| true,
+        ..CallPolicy::NONE
+    };
     type Arguments = Arguments;
     type Content = Content;
 

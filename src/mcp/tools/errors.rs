@@ -22,8 +22,7 @@ const MAX_LISTED: u64 = 200;
 /// Default number of errors in a list, as for the former tool error-history.
 pub(super) const DEFAULT_LISTED: u64 = 20;
 
-const POLICY: CallPolicy =
-    CallPolicy { repeatable: true, during_restore: true, reads_error_state: true, ..CallPolicy::NONE };
+const POLICY: CallPolicy = CallPolicy { during_restore: true, reads_error_state: true, ..CallPolicy::INSPECTION };
 
 /// Returns a handler that answers with the result of `find`. If the client's evaluation was cancelled and has not ended, the
 /// handler first waits a short time, so that the error state can include the cancellation.

@@ -140,6 +140,11 @@ impl ToolContext {
         self.recovery.as_ref().is_some_and(RecoveryContext::is_being_replaced)
     }
 
+    /// Returns true once calls of other clients, but no call of this client, have requested another image.
+    pub(super) fn is_replaced_for_others(&self) -> bool {
+        self.recovery.as_ref().is_some_and(RecoveryContext::is_replaced_for_others)
+    }
+
     /// Returns a saver of checkpoints, or `None` if this program keeps no checkpoints.
     fn saver(&self) -> Option<Saver> {
         let checkpoints = self.checkpoints.clone()?;
@@ -252,6 +257,9 @@ struct CallPolicy {
     during_restore: bool,
     /// True if the answer depends on the error state, which a cancelled evaluation may still change.
     reads_error_state: bool,
+    /// Returns true for the arguments of a call that changes nothing. An image that will be replaced at another client's
+    /// request still answers such a call.
+    only_reads: fn(&JsonObject) -> bool,
     /// Returns true for the arguments of a call that may take long before it waits for Lisp: it searches directories, reads
     /// checkpoints, or renders a large output, a backtrace or many errors.
     is_slow: fn(&JsonObject) -> bool,
@@ -268,13 +276,16 @@ impl CallPolicy {
         repeatable: false,
         during_restore: false,
         reads_error_state: false,
+        only_reads: |_| false,
         is_slow: |_| false,
         asks_user: false,
         core: false,
         always_loaded: false,
     };
     /// The policy of a tool that changes nothing.
-    const INSPECTION: Self = Self { repeatable: true, ..Self::NONE };
+    const INSPECTION: Self = Self { repeatable: true, only_reads: |_| true, ..Self::NONE };
+    /// The policy of an unknown tool, whose calls are answered with an error.
+    const UNKNOWN: Self = Self { during_restore: true, ..Self::INSPECTION };
 }
 
 /// A row in the table of tools.
@@ -348,7 +359,7 @@ fn find_tool(name: &str) -> Option<(&'static ToolEntry, &'static Tool)> {
 }
 
 fn policy(name: &str) -> CallPolicy {
-    find_tool(name).map_or(CallPolicy::NONE, |(tool, _)| tool.policy)
+    find_tool(name).map_or(CallPolicy::UNKNOWN, |(tool, _)| tool.policy)
 }
 
 /// Returns the reply for an outcome, chosen by the kinds of its records.
@@ -371,6 +382,11 @@ pub(super) fn is_slow(tool: &str, arguments: &JsonObject) -> bool {
     former_names::successors(tool).into_iter().any(|tool| (policy(tool).is_slow)(arguments))
 }
 
+/// Returns true for a call that changes nothing, such as a call of an unknown tool.
+pub(super) fn only_reads(tool: &str, arguments: &JsonObject) -> bool {
+    former_names::successors(tool).into_iter().all(|tool| (policy(tool).only_reads)(arguments))
+}
+
 /// Calls a tool: once the image is restored, or at once if the tool's policy allows.
 pub(super) fn call(call: Call, request: CallToolRequestParams) {
     let policy = policy(&request.name);
@@ -385,6 +401,7 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
             let progress = recovery.clone();
             call.pending().report_waiting(move || progress.progress());
             let is_slow = request.arguments.as_ref().is_some_and(policy.is_slow);
+            let is_repeatable = policy.repeatable || request.arguments.as_ref().is_some_and(policy.only_reads);
             recovery.when_replay_ended(is_slow, move |end| {
                 // Another image would handle a whole batch again, of which other calls may have begun.
                 let may_begin = call.line().is_none() || !call.context.is_being_replaced();
@@ -392,7 +409,7 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
                     // The call was cancelled meanwhile.
                     _ if !call.is_awaited() => {}
                     ReplayEnd::Complete if may_begin => call_now(call, request),
-                    ReplayEnd::Abandoned if !policy.repeatable => call.reply(outcome_after_reset()),
+                    ReplayEnd::Abandoned if !is_repeatable => call.reply(outcome_after_reset()),
                     // The next image answers the call.
                     ReplayEnd::Complete | ReplayEnd::Abandoned => _ = call.leave_unanswered(),
                 }
