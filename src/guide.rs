@@ -405,7 +405,7 @@ pub mod what_ends_the_process {
     //!
     //! SBCL handles the fault signals (SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE, SIGABRT) only in Lisp code: in Rust
     //! code, and on threads that are not Lisp threads, these signals go to the handlers that were installed before
-    //! boot. SIGCHLD and SIGALRM go both to SBCL and to these handlers. SIGUSR2 and SIGURG are reserved for SBCL; such
+    //! boot. On Linux, so do these signals when another process sends them. SIGCHLD and SIGALRM go both to SBCL and to these handlers. SIGUSR2 and SIGURG are reserved for SBCL; such
     //! signals from other processes are ignored. SBCL leaves all other signals to the program, unless Lisp code installs
     //! a handler with `sb-sys:enable-interrupt`: whichever thread receives the signal, that handler runs on SBCL's thread
     //! for signals, and the handler that was installed before boot is called, too. SIGPROF is an exception: its handler

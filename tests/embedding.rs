@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
@@ -288,6 +288,43 @@ fn segfault_of_host_code_on_a_lisp_thread_kills_the_process() {
         std::process::exit(0);
     }
     assert_eq!(run_in_child(name).signal(), Some(libc::SIGSEGV));
+}
+
+/// SBCL would take the signal for a fault of the instruction that it interrupts, and signal an error there.
+#[cfg(target_os = "linux")]
+#[test]
+fn sigsegv_that_another_process_sends_during_lisp_code_ends_the_process() {
+    const FILE: &str = "SBCL_TEST_FILE";
+    let name = "sigsegv_that_another_process_sends_during_lisp_code_ends_the_process";
+    if is_child(name) {
+        let code = r#"(with-open-file (file (sb-posix:getenv "SBCL_TEST_FILE") :direction :output)
+                        (format file "~D~%" (sb-thread::thread-os-tid sb-thread:*current-thread*)))
+                      (defvar *spin* 1) (loop (setf *spin* 2))"#;
+        let timeout = TimeLimit::Of(Duration::from_secs(60));
+        let _ = SESSION.evaluate(Evaluation { timeout, ..Evaluation::new(code) });
+        std::process::exit(0);
+    }
+    let file = std::env::temp_dir().join(format!("sbcl-spinning-{}", std::process::id()));
+    let mut child = Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", name, "--test-threads=1"])
+        .env(CHILD, name)
+        .env(FILE, &file)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let thread = loop {
+        assert_eq!(child.try_wait().expect("its status"), None);
+        let text = std::fs::read_to_string(&file).unwrap_or_default();
+        if let Some(line) = text.strip_suffix('\n') {
+            break line.parse::<libc::c_long>().expect("a thread's number");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    std::fs::remove_file(&file).expect("it exists");
+    // SAFETY: tgkill(2) has no preconditions.
+    let sent = unsafe { libc::syscall(libc::SYS_tgkill, libc::c_long::from(child.id()), thread, libc::SIGSEGV) };
+    assert_eq!(sent, 0);
+    assert_eq!(child.wait().expect("its status").signal(), Some(libc::SIGSEGV));
 }
 
 #[test]

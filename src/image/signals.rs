@@ -288,6 +288,21 @@ unsafe fn is_from_this_process(info: *mut siginfo_t) -> bool {
     }
 }
 
+/// Returns true if another process sent the signal. SBCL takes each fault signal for a fault of the instruction that the
+/// signal interrupted, and would report an error of this instruction.
+///
+/// # Safety
+/// `info` must be the argument of a signal handler.
+unsafe fn is_from_another_process(info: *mut siginfo_t) -> bool {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    const CODES: [c_int; 3] = [libc::SI_USER, libc::SI_QUEUE, libc::SI_TKILL];
+    // Other systems do not report how a signal was sent.
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    const CODES: [c_int; 0] = [];
+    // SAFETY: the caller guarantees that `info` came from the kernel, which gives the sender of signals with these codes.
+    unsafe { CODES.contains(&(*info).si_code) && (*info).si_pid() != libc::getpid() }
+}
+
 /// Returns true if SBCL's handler should handle `signal`, one of the [`LISP_ONLY_SIGNALS`]: this process sent the signal, or
 /// may have sent it. While the queue of signals is full, the kernel delivers signals without the sender's process id.
 /// SBCL ignores a SIGURG that announces nothing, but a SIGUSR2 for no reason would stop the thread until the next
@@ -430,8 +445,10 @@ extern "C" fn filter_signal(signal: c_int, info: *mut siginfo_t, context: *mut c
             }
             return;
         }
-        let lisp = (table.functions.is_lisp_thread)() != 0;
-        if lisp && HOST_DEPTH.with(|depth| depth.load(Ordering::Relaxed)) == 0 {
+        let was_sent = (*info).si_code <= 0;
+        let is_fault_in_lisp =
+            (table.functions.is_lisp_thread)() != 0 && HOST_DEPTH.with(|depth| depth.load(Ordering::Relaxed)) == 0;
+        if is_fault_in_lisp && !is_from_another_process(info) {
             if signal == libc::SIGSEGV && handle_stack_loss(table, info, context) {
                 return;
             }
@@ -439,18 +456,18 @@ extern "C" fn filter_signal(signal: c_int, info: *mut siginfo_t, context: *mut c
             return;
         }
         let before = table.previous_actions[signal as usize].assume_init_ref();
+        if was_sent && before.sa_sigaction == libc::SIG_IGN {
+            // Without the filter, SBCL would no longer get its faults.
+            return;
+        }
         if !deliver(before, signal, info, context) {
-            let was_sent = (*info).si_code <= 0;
-            if was_sent && before.sa_sigaction == libc::SIG_IGN {
-                // Without the filter, SBCL would no longer get its faults.
-                return;
-            }
-            // The host has no handler for the signal. If an instruction faulted, the signal's default action takes effect
-            // when the instruction runs again. If a process sent the signal, it must be raised again.
             set_action(signal, before);
-            if was_sent {
-                libc::raise(signal);
-            }
+        }
+        // The host has no handler for the signal, or its handler has restored the default action, as that of Rust does. If an
+        // instruction faulted, the default action takes effect when the instruction runs again. If a process sent the signal,
+        // it must be raised again.
+        if was_sent && current_action(signal).assume_init().sa_sigaction == libc::SIG_DFL {
+            libc::raise(signal);
         }
     }
 }
