@@ -2,54 +2,7 @@
 
 (in-package "SBCL-HOST/TOOLS")
 
-;;; Reading without interning
-
-(defun private-package-copy (package)
-  "Return a copy of PACKAGE that the reader and printer treat like PACKAGE, but in which symbols can be interned without
-affecting PACKAGE. LIST-ALL-PACKAGES does not list the copy."
-  (flet ((copy-table (table)
-           (let ((copy (copy-structure table))
-                 (cells (sb-impl::symtbl-%cells table)))
-             (setf (sb-impl::symtbl-%cells copy) (cons (car cells) (copy-seq (cdr cells))))
-             copy)))
-    (let ((copy (copy-structure package)))
-      (setf (sb-impl::package-internal-symbols copy) (copy-table (sb-impl::package-internal-symbols package)))
-      copy)))
-
-(defun new-qualified-names (text)
-  "Return the symbols with a package prefix, or keywords, that reading TEXT would intern, as lists of package and name."
-  (declare (type source-text text))
-  (let ((names '())
-        (end 0))
-    (loop
-      (let* ((colon (or (position #\: text :start end) (return names)))
-             (begin (1+ (or (position-if-not #'constituent-p text :start end :end colon :from-end t) -1))))
-        ;; Each token is read only once: a string may contain many colons without spaces.
-        (setf end (or (position-if-not #'constituent-p text :start colon) (length text)))
-        (let* ((token (subseq text begin end))
-               (separator (nth-value 1 (read-name token)))
-               (name (and separator (position #\: token :start separator :test #'char/=)))
-               (package (cond ((null name) nil)
-                              ((zerop separator) (find-package "KEYWORD"))
-                              (t (find-package-leniently (subseq token 0 separator))))))
-          (when package
-            (let ((name (token-name text (+ begin name))))
-              (unless (nth-value 1 (find-symbol name package))
-                (push (list package name) names)))))))))
-
-(defun call-without-interning (text function)
-  "Call FUNCTION, which reads TEXT, with *PACKAGE* bound to a private copy of the current package. Then unintern the
-symbols with a package prefix that reading TEXT has interned, unless they are in use."
-  (declare (type function function))
-  (let ((new (new-qualified-names (coerce text 'source-text))))
-    (unwind-protect (let ((*package* (private-package-copy (current-package))))
-                      (funcall function))
-      (loop for (package name) in new
-            do (multiple-value-bind (symbol status) (find-symbol name package)
-                 ;; Keep a symbol that has meanwhile been given a property or a meaning, for example by another thread.
-                 (when (and status (eq (symbol-package symbol) package) (null (symbol-plist symbol))
-                            (or (keywordp symbol) (null (symbol-kinds symbol))))
-                   (sb-ext:without-package-locks (unintern symbol package))))))))
+;;; Reading the form
 
 (defun read-first-form (text)
   "Return the first form of TEXT, read as the session would read it but with #. disabled. The second value is true if another
@@ -253,8 +206,8 @@ large, return FORM itself, and true as the second value."
                           (similar-symbol-names (symbol-name operator) *package* #'macro-function))))))))
 
 (defun push-form-expansion (text depth)
-  "Push records of the expansion of the first form of TEXT to DEPTH. *PACKAGE* must be a private copy of a package, because
-reading TEXT interns symbols in it."
+  "Push records of the expansion of the first form of TEXT to DEPTH. Reading TEXT interns symbols, as it would in an
+evaluation: macro functions may keep the symbols that they get, so the symbols must be those of the session."
   (let* ((*expansion-steps* '())
          (*expansion-count* 0)
          (*expanding-form* nil)
@@ -302,4 +255,4 @@ reading TEXT interns symbols in it."
   "Push records of the expansion of the first form in the string FORM to DEPTH, \"once\", \"full\" or \"all\". PACKAGE is a
 package name, or NIL for the current package."
   (let ((*package* (if package (find-package-or-suggest package) (current-package))))
-    (call-without-interning form (lambda () (push-form-expansion form depth)))))
+    (push-form-expansion form depth)))

@@ -18,14 +18,6 @@
     (let ((*recording-steps* nil))
       (apply (the function convert) arguments))))
 
-(define-assumption "a copy of a package has a symbol table of its own"
-  (let* ((package (symbol-package 'private-package-copy))
-         (copy (private-package-copy package))
-         (name "a name that no symbol has"))
-    (and (eq 'private-package-copy (find-symbol "PRIVATE-PACKAGE-COPY" copy))
-         (intern name copy)
-         (null (find-symbol name package)))))
-
 (define-assumption "the linkage cells through which full calls go"
   (let ((cell (linkage-cell 'code-source)))
     (and (member cell (linkage-cells (function-code #'system-code-p)))
