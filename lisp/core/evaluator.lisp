@@ -95,12 +95,14 @@ changed the shared settings before the failure, even while it was read."
           (base *read-base*)
           (float-format *read-default-float-format*))
       (flet ((push-unfinished ()
-               (unless (eql pushed (count-changes))
-                 (setf pushed (count-changes))
-                 (when (eq form stream)
-                   ;; Code in #. defined something, and then the reader failed. The user's code may have closed the stream.
-                   (setf end (guarded (file-position stream) (failure) (length *submitted-code*))))
-                 (push-defining-form form *submitted-code* start end package-name "failed")))
+               (without-interrupts
+                 (let ((changes (count-changes)))
+                   (unless (eql pushed changes)
+                     (when (eq form stream)
+                       ;; Code in #. defined something, and then the reader failed. The user's code may have closed the stream.
+                       (setf end (guarded (file-position stream) (failure) (length *submitted-code*))))
+                     (push-defining-form form *submitted-code* start end package-name "failed")
+                     (setf pushed changes)))))
              (evaluate ()
                (forget-changes)
                (when (eq form stream)
@@ -114,25 +116,29 @@ changed the shared settings before the failure, even while it was read."
                      - form)
                (let ((values (evaluate-form form end)))
                  (resume-failure-unwinding)
-                 (setf evaluated t)
                  (shiftf /// // / values)
                  (shiftf *** ** * (first values))
-                 (setf *unpushed-form* (list form *submitted-code* start end package-name))
-                 (unless (and (eql definitions (count-changes))
-                              ;; A restored image has no values of attached connections.
-                              (or *connection-values*
-                                  (and (eq package *package*) (eq readtable *readtable*)
-                                       (eql base *read-base*) (eq float-format *read-default-float-format*))))
-                   (apply #'push-defining-form (shiftf *unpushed-form* '())))
+                 (without-interrupts
+                   (setf *unpushed-form* (list form *submitted-code* start end package-name))
+                   (unless (and (eql definitions (count-changes))
+                                ;; A restored image has no values of attached connections.
+                                (or *connection-values*
+                                    (and (eq package *package*) (eq readtable *readtable*)
+                                         (eql base *read-base*) (eq float-format *read-default-float-format*))))
+                     (apply #'push-defining-form (shiftf *unpushed-form* '())))
+                   (setf evaluated t))
                  (values values t))))
         (declare (dynamic-extent #'push-unfinished #'evaluate))
-        (unwind-protect (let ((*push-unfinished-form* #'push-unfinished))
-                          (call-with-form-restarts #'evaluate))
-          ;; SBCL's own REPL sets +, ++ and +++ even when the form failed (INTERACTIVE-EVAL in src/code/toplevel.lisp).
-          (unless (eq form stream)
-            (shiftf +++ ++ + form))
-          (unless evaluated
-            (push-unfinished)))))))
+        ;; The form is pushed exactly once, even if an interruption comes when the form has just been evaluated.
+        (without-interrupts
+          (unwind-protect (with-local-interrupts
+                            (let ((*push-unfinished-form* #'push-unfinished))
+                              (call-with-form-restarts #'evaluate)))
+            ;; SBCL's own REPL sets +, ++ and +++ even when the form failed (INTERACTIVE-EVAL in src/code/toplevel.lisp).
+            (unless (eq form stream)
+              (shiftf +++ ++ + form))
+            (unless evaluated
+              (push-unfinished))))))))
 
 (defun evaluate-forms (code)
   "Read and evaluate the forms in CODE one by one, and return a list of the values of the last form. If *FIRST-FORM-ONLY*
@@ -175,22 +181,27 @@ that makes these changes again."
           (*form-number* 1)
           (*form-start* 0))
       (declare (type function function))
-      (unwind-protect
-           (multiple-value-prog1 (call-with-form-restarts
-                                  (lambda ()
-                                    (prog1 (with-user-code-boundary ()
-                                             (apply function
-                                                    (lambda ()
-                                                      (setf evaluated t)
-                                                      (evaluate-forms code))
-                                                    arguments))
-                                      (resume-failure-unwinding)))
-                                  "Run this call again from the start.")
-             (setf done t))
-        (unless (or evaluated (eql definitions (count-changes)))
-          (let* ((*package* package)
-                 (form (guarded (read-from-string code) (failure) nil)))
-            (push-defining-form form code 0 (length code) package-name (if done (form-role form code) "failed"))))))))
+      (without-interrupts
+        (unwind-protect
+             (with-local-interrupts
+               (multiple-value-prog1 (call-with-form-restarts
+                                      (lambda ()
+                                        (prog1 (with-user-code-boundary ()
+                                                 (apply function
+                                                        (lambda ()
+                                                          (setf evaluated t)
+                                                          (evaluate-forms code))
+                                                        arguments))
+                                          (resume-failure-unwinding)))
+                                      "Run this call again from the start.")
+                 (setf done t)))
+          (unless (or evaluated (eql definitions (count-changes)))
+            (let ((*package* package)
+                  (form nil))
+              ;; Reading the code may run reader macros of the user.
+              (unwind-protect (with-local-interrupts
+                                (setf form (guarded (read-from-string code) (failure) nil)))
+                (push-defining-form form code 0 (length code) package-name (if done (form-role form code) "failed"))))))))))
 
 (defun call-with-user-package (name function)
   "Call FUNCTION with *PACKAGE* bound to the package that NAME designates, or unchanged if NAME is empty. Signal an error if
@@ -273,12 +284,13 @@ variable redirected."
 unless it was pushed already: a restored image prints the values of each form that it evaluates again."
   (let ((definitions (count-changes))
         (done nil))
-    (unwind-protect (progn
-                      (with-user-code-boundary ()
-                        (mapc #'push-value values))
-                      (setf done t))
-      (unless (or (null *unpushed-form*) (eql definitions (count-changes)))
-        (apply #'push-defining-form (append *unpushed-form* (if done '() '("failed"))))))))
+    (without-interrupts
+      (unwind-protect (with-local-interrupts
+                        (with-user-code-boundary ()
+                          (mapc #'push-value values))
+                        (setf done t))
+        (unless (or (null *unpushed-form*) (eql definitions (count-changes)))
+          (apply #'push-defining-form (append *unpushed-form* (if done '() '("failed")))))))))
 
 (defun evaluate-and-print (code package operation)
   "Evaluate CODE and push its values. Return true when nothing failed. PACKAGE is the name of the package to evaluate in;

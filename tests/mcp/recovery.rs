@@ -246,6 +246,25 @@ fn definition_made_while_a_value_was_printed_is_restored() {
     assert!(text.contains("Restored: all 3 defining forms.") && text.ends_with("=> 7"), "{text}");
 }
 
+#[test]
+fn definition_is_restored_when_an_interruption_comes_just_after_it() {
+    let mut server = Server::ready();
+    // The interruption comes when the form has been evaluated, and is about to be recorded.
+    let arm = "(sb-int:encapsulate 'sbcl-host::push-defining-form 'interrupt
+                 (lambda (function &rest arguments)
+                   (when (search \"JUST-MADE\" (prin1-to-string arguments))
+                     (sb-int:unencapsulate 'sbcl-host::push-defining-form 'interrupt)
+                     (sb-thread:interrupt-thread sb-thread:*current-thread* (lambda () (invoke-restart 'abort))))
+                   (apply function arguments)))";
+    server.evaluate(arm);
+    let failed = call_err(&mut server, "evaluate-lisp", json!({"code": "(defun just-made () 7)"}));
+    assert!(failed.contains("The code invoked the restart ABORT"), "{failed}");
+    assert_eq!(server.evaluate("(just-made)"), "=> 7");
+    kill_worker(&server);
+    let text = server.evaluate("(just-made)");
+    assert!(text.ends_with("=> 7"), "{text}");
+}
+
 // ---- Cancelled requests
 
 /// Starts a server whose replay lasts while the file `gate` exists: a form writes `marker` and then waits.
