@@ -102,6 +102,13 @@ b| ()) (defvar *changed* 1))"))
             "-SETF-EXPANDER COMMON-LISP-USER::CHANGED" "-METHOD-COMBINATION COMMON-LISP-USER::CHANGED")
           (reported-changes "(unintern 'changed)")))
 
+(define-test a-class-or-compiler-macro-that-is-set-to-nil-is-reported-as-removed
+  (reported-changes "(defclass changed-class () ()) (define-compiler-macro changed-function (x) x)")
+  (expect '("=other" "-CLASS COMMON-LISP-USER::CHANGED-CLASS")
+          (reported-changes "(setf (find-class 'changed-class) nil)"))
+  (expect '("=other" "-COMPILER-MACRO COMMON-LISP-USER::CHANGED-FUNCTION")
+          (reported-changes "(setf (compiler-macro-function 'changed-function) nil)")))
+
 (define-test methods-and-each-kind-of-macro-are-reported-as-such
   (reported-changes "(defgeneric changed-generic (x))")
   (let ((changes (reported-changes "(defmethod changed-generic ((x string)) x)")))

@@ -12,6 +12,8 @@
   ;; An alist from each variable that a form such as DEFVAR defines to a cons of the name of the form's operator and the text
   ;; of the initial value form.
   (variables '() :type list)
+  ;; The hash code of the file's text; or NIL if the text could not be read, or only a part of the file was loaded.
+  (text-hash nil :type (or null fixnum))
   ;; The name of the system that contains the file, or NIL if ASDF has not loaded the file as a part of a system, or if the
   ;; system no longer contains the file and this has been reported.
   (system nil :type (or null string))
@@ -78,15 +80,21 @@ loaded has proclaimed."
       (unless (gethash (cons :function (first key)) *file-definitions*)
         (note-file-definition :function (first key) :implied)))))
 
+(defun list-specializer-p (specializer)
+  "Return true when SPECIALIZER is an EQL specializer of a list with elements."
+  (consp (sb-mop:eql-specializer-object specializer)))
+
 (defun method-key (method)
-  "Return the name by which METHOD is recorded: a list of the name of its generic function, a list of its qualifiers, and a
-list of the names of its specializers. An EQL specializer has the name (EQL object)."
+  "Return the name by which METHOD is recorded, a key of EQUAL hash tables: a list of the name of its generic function, a list
+of its qualifiers, and a list of the names of its specializers. An EQL specializer has the name (EQL object), unless the
+object is a list, which may be circular."
   (list (sb-mop:generic-function-name (sb-mop:method-generic-function method))
         (method-qualifiers method)
         (mapcar (lambda (specializer)
                   (typecase specializer
                     (class (class-name specializer))
-                    (sb-mop:eql-specializer (list 'eql (sb-mop:eql-specializer-object specializer)))
+                    ((and sb-mop:eql-specializer (not (satisfies list-specializer-p)))
+                     (list 'eql (sb-mop:eql-specializer-object specializer)))
                     (t specializer)))
                 (sb-mop:method-specializers method))))
 
@@ -178,13 +186,12 @@ found."
                   (push (list* (token-name text (third map)) operator (subseq text begin end)) forms))))))
         (setf position (or form-end (position #\Newline text :start position) (return forms)))))))
 
-(defun variable-forms (namestring definitions)
-  "Return an alist of the variables among DEFINITIONS, an alist as in LOADED-FILE, that forms as in DEFVAR-FORMS in the source
-file NAMESTRING define. Keys are symbols; values are as in DEFVAR-FORMS. If the file has several such forms, or defines
+(defun variable-forms (text definitions)
+  "Return an alist of the variables among DEFINITIONS, an alist as in LOADED-FILE, that forms as in DEFVAR-FORMS in TEXT, a source
+file's text, define. Keys are symbols; values are as in DEFVAR-FORMS. If the file has several such forms, or defines
 several variables, with the same symbol name, omit them: the forms are found by this name alone."
   (when (find :variable definitions :key #'caar)
-    (let* ((octets (file-octets namestring))
-           (forms (and octets (guarded (defvar-forms (octets-text octets 0 (length octets))) (failure) '()))))
+    (let ((forms (guarded (defvar-forms text) (failure) '())))
       (and forms
            (let ((variables (loop for ((kind . name)) in definitions
                                   when (and (eq kind :variable) (symbolp name)) collect name)))
@@ -202,7 +209,11 @@ of the file."
   (note-class-parts)
   (let ((definitions (loop for key being the hash-keys of *file-definitions* using (hash-value value)
                            collect (cons key value))))
-    (make-loaded-file :definitions definitions :variables (variable-forms namestring definitions))))
+    (let* ((octets (file-octets namestring))
+           (text (and octets (guarded (octets-text octets 0 (length octets)) (failure) nil))))
+      (make-loaded-file :definitions definitions
+                        :variables (and text (variable-forms text definitions))
+                        :text-hash (and text (sxhash text))))))
 
 (defun merge-loaded-files (now before)
   "Return the LOADED-FILE of a file of which only a part was loaded. NOW is the LOADED-FILE of this part. BEFORE is the

@@ -114,7 +114,6 @@ count as the file's, because SBCL does not make them every time."
   ((setf macro-function) :macro symbol)
   (sb-c::%define-symbol-macro :symbol-macro name)
   (sb-c::%define-compiler-macro :compiler-macro name)
-  ((setf compiler-macro-function) :compiler-macro name)
   (sb-impl::%defvar :variable var)
   (sb-impl::%defparameter :variable var)
   (sb-impl::%defconstant :variable name :constant)
@@ -122,7 +121,6 @@ count as the file's, because SBCL does not make them every time."
   (sb-kernel::%defstruct :class dd)
   (sb-kernel::%define-condition :class name)
   (sb-pcl::load-defclass :class name)
-  ((setf find-class) :class name)
   (sb-impl::%deftype :type name)
   (sb-impl::%defsetf :setf-expander name)
   (sb-pcl::load-short-defcombin :method-combination type-name)
@@ -170,6 +168,22 @@ count as the file's, because SBCL does not make them every time."
   (sb-ext:add-implementation-package :other packages-to-add)
   (sb-ext:remove-implementation-package :other packages-to-remove)
   (makunbound :other symbol))
+
+;; These functions remove a definition if the new value is NIL.
+(macrolet ((define (function kind)
+             `(define-patch ,function *
+                (lambda (set value name &rest arguments)
+                  (declare (type function set))
+                  (let ((lines (if value '() (removal-lines '(,kind) name))))
+                    (multiple-value-prog1 (let ((*file-definitions* nil))
+                                            (apply set value name arguments))
+                      (if value
+                          (note-definition ,kind name)
+                          (let ((*file-definitions* nil))
+                            (note-removal '(,kind) name lines))))))
+                'definitions)))
+  (define (setf find-class) :class)
+  (define (setf compiler-macro-function) :compiler-macro))
 
 ;; A renamed package remains a definition of the session, or of the system that defined it.
 (define-patch rename-package (package-designator name nicknames)

@@ -255,9 +255,18 @@ is given, BEFORE is the LOADED-FILE of that file, and the variables may have val
 (defun report-stale-definitions (reloaded)
   "Push notices of the values and definitions that remain from the old versions of the files in RELOADED. Each element of
 RELOADED is a list as in *RELOADED-FILES*: a namestring, the previous and the new LOADED-FILE, and the bound variables."
-  (loop for (namestring before now bound) in (reverse reloaded)
-        do (guarded (report-kept-values namestring before now bound) (failure) nil)
-           (guarded (report-obsolete-definitions namestring before now) (failure) nil)))
+  (flet ((same-text-p (file)
+           (destructuring-bind (before now &rest bound) (rest file)
+             (declare (ignore bound))
+             (and (loaded-file-text-hash now)
+                  (eql (loaded-file-text-hash before) (loaded-file-text-hash now))))))
+    ;; If none of the texts has changed, definitions are missing only because the files make them under some condition. If one
+    ;; has changed, another file may make other definitions with the macros of this file.
+    (let ((changed (notevery #'same-text-p reloaded)))
+      (loop for (namestring before now bound) in (reverse reloaded)
+            do (guarded (report-kept-values namestring before now bound) (failure) nil)
+               (when changed
+                 (guarded (report-obsolete-definitions namestring before now) (failure) nil))))))
 
 (defun removed-files ()
   "Return an alist of the files that were loaded as parts of systems that no longer contain them. Keys are native namestrings;

@@ -564,6 +564,26 @@ Loaded app: 2 files, 2 compiled, T s";
 }
 
 #[test]
+fn load_of_an_unchanged_file_names_no_obsolete_definition() {
+    let project = Project::new();
+    let mut server = project.server();
+    // The file makes its definitions only once, by means that its text does not show.
+    project.write(
+        "once.lisp",
+        "(defgeneric kind (x))
+         (defmethod kind ((x (eql '#1=(1 . #1#)))) :circular)
+         (defvar *made* nil)
+         (unless *made* (setf *made* t) (eval (read-from-string \"(defun made () 1)\")))",
+    );
+    for _ in 0..2 {
+        assert_eq!(load(&mut server, json!({"path": "once.lisp"})), "Loaded once.lisp: 1 file, T s");
+    }
+    project.write("once.lisp", "(defvar *made* nil)");
+    let text = load(&mut server, json!({"path": "once.lisp"}));
+    assert!(text.contains("no longer contains: function KIND"), "{text}");
+}
+
+#[test]
 fn load_names_definitions_of_files_that_their_system_no_longer_contains() {
     let project = Project::new();
     let package = ("package", PACKAGE);

@@ -245,6 +245,15 @@ fn compiler_macros_are_listed_under_macros() {
 }
 
 #[test]
+fn classes_and_compiler_macros_that_are_set_to_nil_are_removed() {
+    let lisp = fresh();
+    lisp.values("(defclass spot () ()) (defun fast (x) x) (define-compiler-macro fast (x) x)");
+    assert_eq!((classes(&lisp).len(), macros(&lisp).len()), (1, 1));
+    lisp.values("(setf (find-class 'spot) nil (compiler-macro-function 'fast) nil)");
+    assert_eq!((classes(&lisp).len(), macros(&lisp).len()), (0, 0));
+}
+
+#[test]
 fn setf_expanders_and_method_combinations_are_listed() {
     let lisp = fresh();
     lisp.values("(defsetf spot set-spot) (define-setf-expander place () (values '() '() '() nil nil))");
