@@ -73,10 +73,10 @@ fn missing_core_is_an_error_and_another_core_can_be_booted() {
     assert!(run_in_child(name).success());
 }
 
-/// A subscriber that sends the value of an evaluation for each event.
-struct EvaluatingSubscriber(mpsc::Sender<String>);
+/// A subscriber that calls a function with each event.
+struct EventSubscriber<F>(F);
 
-impl tracing::Subscriber for EvaluatingSubscriber {
+impl<F: Fn(&tracing::Event<'_>) + Send + Sync + 'static> tracing::Subscriber for EventSubscriber<F> {
     fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
         true
     }
@@ -89,8 +89,8 @@ impl tracing::Subscriber for EvaluatingSubscriber {
 
     fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
 
-    fn event(&self, _: &tracing::Event<'_>) {
-        let _ = self.0.send(value("(+ 1 2)"));
+    fn event(&self, event: &tracing::Event<'_>) {
+        (self.0)(event);
     }
 
     fn enter(&self, _: &tracing::span::Id) {}
@@ -106,12 +106,55 @@ fn tracing_subscriber_may_evaluate_when_a_record_is_of_unknown_kind() {
         return;
     }
     let (sender, receiver) = mpsc::channel();
-    tracing::subscriber::set_global_default(EvaluatingSubscriber(sender.clone())).expect("no other subscriber");
+    let events = sender.clone();
+    let subscriber = EventSubscriber(move |_: &tracing::Event<'_>| drop(events.send(value("(+ 1 2)"))));
+    tracing::subscriber::set_global_default(subscriber).expect("no other subscriber");
     let code = "(progn (sbcl-host::event sbcl-host::*job-id* (sbcl-host::event-code :record) 0 \"no-such-kind\") 7)";
     std::thread::spawn(move || sender.send(value(code)));
     let mut values = [(); 2].map(|()| receiver.recv_timeout(Duration::from_secs(60)).expect("the evaluation ends"));
     values.sort();
     assert_eq!(values, ["3", "7"]);
+}
+
+/// The message of a `tracing` event.
+#[derive(Default)]
+struct Message(String);
+
+impl tracing::field::Visit for Message {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "message" {
+            self.0 = format!("{value:?}");
+        }
+    }
+}
+
+#[test]
+fn the_end_of_a_thread_that_fills_the_heap_is_a_tracing_event() {
+    let name = "the_end_of_a_thread_that_fills_the_heap_is_a_tracing_event";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let (sender, receiver) = mpsc::channel();
+    let subscriber = EventSubscriber(move |event: &tracing::Event<'_>| {
+        let mut message = Message::default();
+        event.record(&mut message);
+        let _ = sender.send(message.0);
+    });
+    tracing::subscriber::set_global_default(subscriber).expect("no other subscriber");
+    let lisp = Lisp::builder().heap(256 << 20).boot().expect("SBCL boots");
+    let code = r#"(progn (sb-thread:make-thread (lambda () (let ((kept '())) (loop (push (make-array 1000) kept))))
+                                                 :name "filler")
+                         nil)"#;
+    lisp.eval::<()>(code).expect("it starts");
+    let message = loop {
+        let message = receiver.recv_timeout(Duration::from_secs(60)).expect("an event");
+        if message.contains("heap") {
+            break message;
+        }
+    };
+    assert!(message.contains("filler"), "{message}");
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("Lisp works"), 3);
 }
 
 /// A stream that boots or finds the image when it is dropped, and reports whether that succeeded.

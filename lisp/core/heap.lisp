@@ -144,7 +144,7 @@ user."
     (when threads
       (sb-ext:atomic-update **ending-threads** (lambda (ending) (append threads ending)))
       (adapt-nursery)
-      (event 0 (event-code :notice) 0
+      (event (if (eql *job-id* +program-job+) *job-id* 0) (event-code :notice) 0
              (with-server-syntax ()
                (format nil "The heap was nearly used up (~A), so Lisp ended ~A. Keep fewer objects, or start with a ~
                             larger heap."

@@ -78,6 +78,17 @@ included only if SYSTEM is true."
                     nil)))
     (and (functionp function) (function-code function))))
 
+(defvar *method-codes* nil
+  "The results of METHOD-CODES for this request, an EQ hash table, so that the methods of a generic function are visited once.")
+
+(defun method-codes (generic-function)
+  "Return an EQ hash table whose keys are the code components of the bodies of GENERIC-FUNCTION's methods."
+  (or (gethash generic-function *method-codes*)
+      (let ((codes (make-hash-table :test 'eq)))
+        (dolist (method (sb-mop:generic-function-methods generic-function))
+          (setf (gethash (method-code method) codes) t))
+        (setf (gethash generic-function *method-codes*) codes))))
+
 (defun method-body-name-p (name)
   "Return true when NAME, the name of a simple function, names a method's body."
   (typep name '(cons (member sb-pcl::fast-method sb-pcl::slow-method) cons)))
@@ -99,8 +110,7 @@ global name."
             ((method-body-name-p name)
              (let ((generic (and (sb-int:valid-function-name-p defined) (fboundp defined) (fdefinition defined))))
                (and (typep generic 'generic-function)
-                    (some (lambda (method) (eq code (method-code method)))
-                          (sb-mop:generic-function-methods generic)))))
+                    (gethash code (method-codes generic)))))
             ((consp name)
              (let ((definition (if (eq (first name) 'macro-function)
                                    (macro-function defined)
@@ -828,7 +838,8 @@ uses that RELATION asks for; or NIL if SBCL keeps records."
   "Push records of up to LIMIT references to the function, variable or class that TEXT names in the package PACKAGE-NAME, and
 notes on code that was not examined. RELATION is a string such as \"callers\", or NIL for the default relation of the name."
   (multiple-value-bind (name found looked-for package) (locate-function-name text package-name)
-    (let ((*pushed-references* '()))
+    (let ((*pushed-references* '())
+          (*method-codes* (make-hash-table :test 'eq)))
       (with-source-files ()
         (with-inspection-syntax ()
           (let* ((asked relation)
