@@ -25,7 +25,7 @@ use tracing_subscriber::EnvFilter;
 use crate::mcp::stdio::Stdio;
 use crate::os::temporary::ScratchDirectory;
 use crate::recovery::checkpoint::store::Checkpoints;
-use crate::supervisor::log::StderrLog;
+use crate::supervisor::log::{self, StderrLog};
 use arguments::{Cli, Command};
 use exit_status::{CANNOT_RUN, FAILED};
 
@@ -115,6 +115,7 @@ fn print_to_stderr(text: &str) {
 }
 
 fn start_logging(filter: EnvFilter) {
+    log::redirect_c_code();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| StderrLog).log_internal_errors(false).init();
 }
 

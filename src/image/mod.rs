@@ -9,6 +9,8 @@ mod answers;
 mod bindings;
 mod boot;
 pub(crate) mod borrow;
+#[cfg(all(feature = "mcp", target_os = "linux", target_env = "gnu"))]
+pub(crate) mod c_stderr;
 mod callbacks;
 pub(crate) mod fingerprint;
 mod float_traps;

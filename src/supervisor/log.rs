@@ -60,6 +60,16 @@ fn write_if_ready(fd: BorrowedFd<'_>, message: &[u8]) -> io::Result<usize> {
     Ok(rustix::io::write(fd, message)?)
 }
 
+/// Makes C code, such as SBCL's runtime, write to stderr without waiting; what does not fit is lost. Only with glibc: on
+/// other systems, C code waits. Must be called before the process has other threads.
+pub(crate) fn redirect_c_code() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        Lazy::force(&STDERR);
+        crate::image::c_stderr::redirect(|text| _ = STDERR.put(text));
+    }
+}
+
 /// A writer that writes each message to stderr in one call, or drops the message. Writing never blocks or fails.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StderrLog;

@@ -3,9 +3,11 @@
 
 #![cfg(target_os = "linux")]
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
@@ -515,36 +517,60 @@ fn failed_worker_start_answers_the_lost_call_and_ends_the_server() {
 
 // ---- A client that does not read stderr
 
+/// A server and a client that never reads the server's stderr.
+struct InattentiveClient {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+    requests: i64,
+}
+
+impl InattentiveClient {
+    /// Starts a server with this stderr, and performs the handshake.
+    fn start(arguments: &[&str], stderr: impl Into<Stdio>) -> Self {
+        let mut command = Command::new(binary());
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr);
+        let mut child = command.spawn().unwrap();
+        let stdin = child.stdin.take().unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut client = Self { child, stdin, stdout, requests: 0 };
+        client.exchange("initialize", &opening());
+        let initialized = json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string() + "\n";
+        client.stdin.write_all(initialized.as_bytes()).unwrap();
+        client
+    }
+
+    /// Sends a request, and returns the answer as text.
+    fn exchange(&mut self, method: &str, params: &Value) -> String {
+        self.requests += 1;
+        self.stdin.write_all(request(self.requests, method, params).as_bytes()).unwrap();
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).unwrap();
+        let answer: Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(answer["id"], self.requests, "{answer}");
+        answer.to_string()
+    }
+
+    fn evaluate(&mut self, code: &str) -> String {
+        self.exchange("tools/call", &json!({"name": "evaluate-lisp", "arguments": {"code": code}}))
+    }
+}
+
 #[test]
 fn full_stderr_pipe_does_not_block_recovery_or_exit() {
     for ending in ["end", "-TERM"] {
-        let mut child = spawn_server(&[], None);
-        let (mut stdin, mut stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let call = |code: &str| json!({"name": "evaluate-lisp", "arguments": {"code": code}});
+        let mut client = InattentiveClient::start(&[], Stdio::piped());
         let fill = "(let ((fd (sb-unix:unix-open \"/proc/self/fd/2\" (logior sb-unix:o_wronly #o4000) 0)) \
                           (text (make-array 4096 :element-type '(unsigned-byte 8) :initial-element 120))) \
                       (defun f () 7) \
                       (loop for size in '(4096 1) do (loop while (sb-unix:unix-write fd text 0 size))) :full)";
-        let mut exchange = |line: String, id: i64| {
-            stdin.write_all(line.as_bytes()).unwrap();
-            let mut answer = Vec::new();
-            let mut byte = [0];
-            while byte != *b"\n" {
-                stdout.read_exact(&mut byte).unwrap();
-                answer.push(byte[0]);
-            }
-            let answer: Value = serde_json::from_slice(&answer).unwrap();
-            assert_eq!(answer["id"], id, "{answer}");
-            answer
-        };
-        exchange(request(1, "initialize", &opening()), 1);
-        let initialized = json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string() + "\n";
-        let text = exchange(initialized + &request(2, "tools/call", &call(fill)), 2).to_string();
+        let text = client.evaluate(fill);
         assert!(text.contains(":FULL"), "{text}");
-        signal(children(child.id())[0], "-KILL");
-        exchange(request(3, "ping", &json!({})), 3);
-        let text = exchange(request(4, "tools/call", &call("(f)")), 4).to_string();
+        signal(children(client.child.id())[0], "-KILL");
+        client.exchange("ping", &json!({}));
+        let text = client.evaluate("(f)");
         assert!(text.contains("=> 7"), "{text}");
+        let InattentiveClient { mut child, stdin, .. } = client;
         match ending {
             "end" => drop(stdin),
             name => signal(child.id(), name),
@@ -552,6 +578,34 @@ fn full_stderr_pipe_does_not_block_recovery_or_exit() {
         let status = child.wait().unwrap().code();
         assert_eq!(status, Some(if ending == "end" { 0 } else { 143 }));
     }
+}
+
+/// SBCL's runtime prints in signal handlers, where a thread that waits can neither be interrupted nor stopped. Many clients
+/// connect stderr with a socket, which has room for only a few hundred such messages.
+#[rstest]
+fn messages_of_the_runtime_do_not_wait_for_a_reader_of_stderr(
+    #[values(Mode::Supervised, Mode::Plain)] mode: Mode,
+    #[values(true, false)] is_socket: bool,
+) {
+    let (_reader, writer): (OwnedFd, OwnedFd) = if is_socket {
+        let (reader, writer) = UnixStream::pair().unwrap();
+        (reader.into(), writer.into())
+    } else {
+        let (reader, writer) = std::io::pipe().unwrap();
+        (reader.into(), writer.into())
+    };
+    let mut client = InattentiveClient::start(&[mode.options(), &["--control-stack", "2M"]].concat(), writer);
+    client.evaluate("(defvar *kept* 1)");
+    client.evaluate("(setf *kept* 2)");
+    let exhaust =
+        "(dotimes (i 2000) (handler-case (labels ((deep () (1+ (deep)))) (deep)) (storage-condition () nil)))";
+    let text = client.evaluate(exhaust);
+    assert!(text.contains("=> NIL"), "{text}");
+    let text = client.evaluate("*kept*");
+    assert!(text.contains("=> 2"), "{text}");
+    let InattentiveClient { mut child, stdin, .. } = client;
+    drop(stdin);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
 // ---- Lisp code that uses the server's descriptors
