@@ -31,6 +31,8 @@ use exit_status::{CANNOT_RUN, FAILED};
 
 /// Runs the program `sbcl-mcp`.
 pub fn main() -> ! {
+    // The server learns from signals that a process has ended, and when to end itself.
+    crate::image::signals::unblock_all();
     // Only argument parsing runs before stdin and stdout are taken, so that clap still writes help and version to
     // stdout.
     let command_line = Cli::command().try_get_matches().unwrap_or_else(|error| arguments::exit_with_error(&error));

@@ -191,6 +191,18 @@ impl BootPhase {
     }
 }
 
+/// Unblocks all signals in this thread, and thereby in the threads that it starts. A process inherits its signal mask from the
+/// program that started it.
+#[cfg(feature = "mcp")]
+pub(crate) fn unblock_all() {
+    let mut none = MaybeUninit::zeroed();
+    // SAFETY: the set is writable, and sigemptyset(3) initialises it. A null pointer for the old mask is allowed.
+    unsafe {
+        libc::sigemptyset(none.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut());
+    }
+}
+
 /// Returns true if this thread is a Lisp thread.
 pub(crate) fn is_lisp_thread() -> bool {
     // SAFETY: a published table is never freed, and the function of the shim has no preconditions.

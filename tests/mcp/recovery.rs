@@ -100,6 +100,17 @@ fn failing_code_of_34_mebibytes_keeps_its_error_after_image_loss() {
 }
 
 #[test]
+fn image_loss_is_noticed_by_a_server_that_was_started_with_blocked_signals() {
+    let mut command = Command::new("env");
+    let mut server = Server::start_command(command.arg("--block-signal").arg(binary()));
+    server.initialize("2025-11-25");
+    server.evaluate("(defun f () 7)");
+    kill_worker(&server);
+    let text = server.evaluate("(f)");
+    assert!(text.contains("was killed by signal 9") && text.ends_with("=> 7"), "{text}");
+}
+
+#[test]
 fn definition_too_long_for_the_recovery_log_is_reported() {
     let mut server = Server::ready();
     server.evaluate("(defun f () 7)");
