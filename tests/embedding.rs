@@ -640,60 +640,6 @@ fn call_in_a_forked_child_fails_with_error_forked() {
     }));
 }
 
-#[test]
-fn forked_child_waits_for_no_lock_that_another_thread_held() {
-    let name = "forked_child_waits_for_no_lock_that_another_thread_held";
-    if !is_child(name) {
-        assert!(run_in_child(name).success());
-        return;
-    }
-    let lisp = Lisp::boot().expect("SBCL boots");
-    let (lisp, stop) = (&lisp, &AtomicBool::new(false));
-    std::thread::scope(|scope| {
-        for number in 0..3 {
-            scope.spawn(move || {
-                while !stop.load(Ordering::Relaxed) {
-                    lisp.define(&format!("host:f{number}"), "Return 1.", || 1).expect("it is defined");
-                    lisp.eval::<Value>("(list 1)").expect("a value");
-                }
-            });
-        }
-        for _ in 0..50 {
-            let value = lisp.eval::<Value>("(list 1)").expect("a value");
-            assert!(holds_in_forked_child(move || {
-                drop(value);
-                Lisp::get_or_boot().is_ok() && matches!(lisp.define("host:g", "Return 1.", || 1), Err(Error::Forked))
-            }));
-        }
-        stop.store(true, Ordering::Relaxed);
-    });
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-fn failed_boots_keep_no_more_descriptors_than_one() {
-    let name = "failed_boots_keep_no_more_descriptors_than_one";
-    if !is_child(name) {
-        assert!(run_in_child(name).success());
-        return;
-    }
-    let directory = std::env::temp_dir().join(format!("sbcl-garbage-{}", std::process::id()));
-    std::fs::create_dir(&directory).expect("it is new");
-    std::fs::write(directory.join("sbcl.core"), "no core").expect("it is ours");
-    let open = || std::fs::read_dir("/proc/self/fd").expect("it is there").count();
-    let counts: Vec<usize> = (0..4)
-        .map(|_| {
-            let config = ImageConfig { core_dir: Some(directory.clone()), ..ImageConfig::default() };
-            let error = Session::start(&config, Limits::default()).unwrap_err();
-            assert!(matches!(error, BootError::Core { .. }), "{error}");
-            open()
-        })
-        .collect();
-    std::fs::remove_dir_all(&directory).expect("it is ours");
-    assert_eq!(counts[1..], [counts[0]; 3]);
-    assert_eq!(value("(+ 1 2)"), "3");
-}
-
 /// A value that uses the session when it is dropped, and then sends a message.
 struct SessionUser(Session, mpsc::Sender<()>);
 

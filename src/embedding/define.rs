@@ -16,7 +16,6 @@ use super::error::Error;
 use super::function::Function;
 use super::options::Options;
 use super::pool::{self, HostFailure};
-use crate::image::process::is_forked;
 use crate::image::program::sbcl_program_function;
 use crate::os::panics::PanicSafeDrop;
 
@@ -212,10 +211,6 @@ pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
     documentation: &str,
     function: F,
 ) -> Result<(), Error> {
-    if is_forked() {
-        // A thread of the parent may have held the table's lock during the fork.
-        return Err(Error::Forked);
-    }
     let parameters = F::parameters();
     let lambda_list = match lambda_list {
         Some(given) => {

@@ -20,7 +20,6 @@ use super::save;
 use super::value::Value;
 use crate::config::{ImageConfig, Limits};
 use crate::error::BootError;
-use crate::image::process::is_forked;
 use crate::image::signals::is_lisp_thread;
 use crate::os::panics::PanicSafeDrop;
 use crate::session::Session;
@@ -54,9 +53,9 @@ static LISP: OnceCell<Lisp> = OnceCell::new();
 static BOOT_LOCK: Mutex<()> = Mutex::new(());
 
 /// Locks [`BOOT_LOCK`]. On a Lisp thread, returns `None`: no image can be booted there, and a boot in progress may be
-/// waiting for the code that this thread runs. Nor in a forked child, where no thread might unlock the lock.
+/// waiting for the code that this thread runs.
 fn lock_boot() -> Option<MutexGuard<'static, ()>> {
-    (!is_lisp_thread() && !is_forked()).then(|| BOOT_LOCK.lock())
+    (!is_lisp_thread()).then(|| BOOT_LOCK.lock())
 }
 
 /// A builder that sets the options of an image and boots the image.

@@ -61,19 +61,17 @@ pub(crate) fn boot(config: &ImageConfig, host: Arc<dyn Host>, program: Option<Em
                 if state == BootState::Failed as u8 { BootError::BootFailed } else { BootError::AlreadyBooted }
             },
         )?;
-    // SBCL is not initialised yet, so a failure may be retried.
+    // SBCL is not initialised yet, so a failure to load it may be retried.
     super::process::detect_forks();
-    let allow_retry = |_: &BootError| BOOT_STATE.store(BootState::Fresh as u8, Ordering::Release);
-    let runtime = Runtime::load(config).inspect_err(allow_retry)?;
+    let runtime = Runtime::load(config).inspect_err(|_| BOOT_STATE.store(BootState::Fresh as u8, Ordering::Release))?;
     let config = config.clone();
     // SBCL changes the signal mask of the thread that initialises it, so a new thread initialises SBCL.
-    let thread = std::thread::Builder::new()
+    let result = std::thread::Builder::new()
         .name("sbcl-boot".to_owned())
         .stack_size(16 << 20)
         .spawn(move || start_runtime(&runtime, &config, host, program))
         .map_err(|source| BootError::Os { what: "start a thread", source })
-        .inspect_err(allow_retry)?;
-    let result = thread.join().unwrap_or(Err(BootError::BootFailed));
+        .and_then(|thread| thread.join().unwrap_or(Err(BootError::BootFailed)));
     let state = if result.is_ok() { BootState::Running } else { BootState::Failed };
     BOOT_STATE.store(state as u8, Ordering::Release);
     result

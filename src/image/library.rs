@@ -290,21 +290,18 @@ fn library_path_for_core(directory: &Path) -> Result<PathBuf, BootError> {
     if cfg!(target_os = "linux") { embedded_library_path() } else { Ok(path) }
 }
 
-/// Returns a path under which the loader can open the embedded library. All attempts to boot use one copy of the library.
+/// Returns a path under which the loader can open the embedded library.
 #[cfg(target_os = "linux")]
 fn embedded_library_path() -> Result<PathBuf, BootError> {
     use std::io::Write;
-    use std::os::fd::AsRawFd;
+    use std::os::fd::IntoRawFd;
 
-    static COPY: OnceCell<File> = OnceCell::new();
-    let copy = COPY.get_or_try_init(|| {
-        let file = rustix::fs::memfd_create(c"libsbcl.so", rustix::fs::MemfdFlags::CLOEXEC);
-        let mut file = File::from(file?);
-        file.write_all(embedded_library_bytes())?;
-        Ok(file)
-    });
-    let copy = copy.map_err(|source| BootError::Os { what: "copy libsbcl into memory (memfd_create)", source })?;
-    Ok(PathBuf::from(format!("/proc/self/fd/{}", copy.as_raw_fd())))
+    let os = |source| BootError::Os { what: "copy libsbcl into memory (memfd_create)", source };
+    let file = rustix::fs::memfd_create(c"libsbcl.so", rustix::fs::MemfdFlags::CLOEXEC);
+    let mut file = File::from(file.map_err(|error| os(error.into()))?);
+    file.write_all(embedded_library_bytes()).map_err(os)?;
+    // Leaked: the descriptor must stay open until the loader has opened this path.
+    Ok(PathBuf::from(format!("/proc/self/fd/{}", file.into_raw_fd())))
 }
 
 #[cfg(not(target_os = "linux"))]

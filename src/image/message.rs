@@ -12,7 +12,6 @@ use std::sync::{Arc, LazyLock, OnceLock};
 use parking_lot::Mutex;
 
 use super::message_buffer::MessageBuffer;
-use super::process::is_forked;
 
 mod tag {
     pub(super) const NIL: u64 = 0;
@@ -74,10 +73,6 @@ const RELEASE_THRESHOLD_IN_CALL: usize = 16;
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if is_forked() {
-            // A forked child releases no objects, and a thread of the parent may have been changing the queue.
-            return;
-        }
         let queue = &*RELEASE_QUEUE;
         // The handle is counted before it is sent, because a thread that takes it from the queue lowers the count.
         let count = DROPPED_HANDLE_COUNT.fetch_add(1, Ordering::AcqRel) + 1;
