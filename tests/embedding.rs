@@ -73,6 +73,35 @@ fn missing_core_is_an_error_and_another_core_can_be_booted() {
     assert!(run_in_child(name).success());
 }
 
+/// Fails to boot a file that is not a core. The failure is found after libsbcl has been loaded.
+fn fail_to_boot_an_invalid_core() {
+    let directory = Directory::new("invalid-core");
+    std::fs::write(directory.0.join("sbcl.core"), "not a core").expect("it is written");
+    let config = ImageConfig { core_dir: Some(directory.0.clone()), ..ImageConfig::default() };
+    let error = Session::start(&config, Limits::default()).unwrap_err().to_string();
+    assert!(error.contains("not an SBCL core"), "{error}");
+}
+
+#[test]
+fn failed_boots_leave_no_copies_of_libsbcl_in_memory() {
+    let name = "failed_boots_leave_no_copies_of_libsbcl_in_memory";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let copies = || {
+        let descriptors = std::fs::read_dir("/proc/self/fd").expect("it can be read").flatten();
+        let files = descriptors.filter_map(|descriptor| std::fs::read_link(descriptor.path()).ok());
+        files.filter(|file| file.to_string_lossy().contains("memfd:libsbcl.so")).count()
+    };
+    for _ in 0..3 {
+        fail_to_boot_an_invalid_core();
+        assert_eq!(copies(), 1, "the library that is loaded");
+    }
+    assert_eq!(value("(+ 1 2)"), "3");
+    assert_eq!(copies(), 1);
+}
+
 /// A subscriber that calls a function with each event.
 struct EventSubscriber<F>(F);
 
