@@ -232,6 +232,32 @@ fn stream_whose_thread_cannot_be_started_may_boot_when_dropped() {
     assert!(matches!(booting.join().expect("it does not panic"), Err(Error::Io(_))));
 }
 
+#[test]
+fn boot_whose_own_thread_cannot_be_started_can_be_tried_again() {
+    let name = "boot_whose_own_thread_cannot_be_started_can_be_tried_again";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    // This boot loads libsbcl and starts a helper thread, so the next boot needs less memory.
+    fail_to_boot_an_invalid_core();
+    // The address space that a boot requires is reserved here: the limit then allows a boot, and leaves room for the stack
+    // of the clock's thread, but not for the stack of 16 MiB of the thread that initialises SBCL.
+    let size = 2 << 30;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: the mapping is new, and nothing uses its memory.
+    let reserved = unsafe { libc::mmap(std::ptr::null_mut(), size, libc::PROT_NONE, flags, -1, 0) };
+    assert_ne!(reserved, libc::MAP_FAILED);
+    limit_memory(Some(12 << 20));
+    let config = ImageConfig { heap: 128 << 20, control_stack: 8 << 20, ..ImageConfig::default() };
+    let refused = Session::start(&config, Limits::default());
+    limit_memory(None);
+    // SAFETY: nothing uses the memory of the mapping.
+    assert_eq!(unsafe { libc::munmap(reserved, size) }, 0);
+    assert!(matches!(refused, Err(BootError::Os { what: "start a thread", .. })), "{refused:?}");
+    assert_eq!(value("(+ 1 2)"), "3");
+}
+
 /// So many values or arguments, as a list on the stack, would reach past the guard pages.
 #[test]
 fn values_and_arguments_larger_than_the_stack_do_not_kill_the_process() {
