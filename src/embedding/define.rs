@@ -16,6 +16,7 @@ use super::error::Error;
 use super::function::Function;
 use super::options::Options;
 use super::pool::{self, HostFailure};
+use crate::image::process;
 use crate::image::program::sbcl_program_function;
 use crate::os::panics::PanicSafeDrop;
 
@@ -226,6 +227,10 @@ pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
         name: name.to_owned(),
         body: Box::new(move |reader, writer| function.invoke(reader, writer)),
     });
+    // In a forked child, a missing thread may hold the lock of the defined functions.
+    if process::is_forked() {
+        return Err(Error::Forked);
+    }
     let number = register(closure);
     let shapes: Vec<u16> = parameters.iter().map(|parameter| parameter.shape.code()).collect();
     let result = pool::run_with_options(options, |cx| {
@@ -292,7 +297,9 @@ pub(super) fn function_name(function: u64) -> String {
     if function >= FIRST_LOCAL_NUMBER {
         return "a local function".to_owned();
     }
-    find_closure(function).map_or_else(|| "the program".to_owned(), |closure| closure.name.clone())
+    // In a child that the function has forked, a missing thread may hold the lock of the defined functions.
+    let closure = if process::is_forked() { None } else { find_closure(function) };
+    closure.map_or_else(|| "the program".to_owned(), |closure| closure.name.clone())
 }
 
 fn find_closure(function: u64) -> Option<Arc<HostClosure>> {
@@ -386,5 +393,22 @@ fn required_count(parameters: &[Parameter]) -> usize {
 impl ConversionError {
     pub(super) fn with_argument_place(self, number: usize) -> Self {
         self.with_outer_place(|| format!("argument {number}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::process::tests::holds_in_forked_child;
+
+    #[test]
+    fn forked_child_does_not_wait_for_a_thread_that_was_defining_a_function() {
+        let defining = DEFINED_FUNCTIONS.write();
+        let is_refused = holds_in_forked_child(|| {
+            matches!(define(&Options::none(), "host:one", None, "Return 1.", || 1_i64), Err(Error::Forked))
+        });
+        let is_named = holds_in_forked_child(|| function_name(FIRST_FUNCTION_NUMBER) == "the program");
+        drop(defining);
+        assert!(is_refused && is_named, "{is_refused} {is_named}");
     }
 }
