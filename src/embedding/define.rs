@@ -44,9 +44,9 @@ struct DefinedFunction {
     closure: Arc<HostClosure>,
     /// True once Lisp has installed the function under its name.
     is_installed: bool,
-    /// The closures that this definition replaced. The closures are kept until the defining call has left Lisp, because
-    /// their destructors may call Lisp.
-    replaced: Vec<Arc<HostClosure>>,
+    /// The closures that Lisp no longer calls since this definition. The closures are kept until the defining call has
+    /// left Lisp, because their destructors may call Lisp.
+    unused: Vec<Arc<HostClosure>>,
 }
 
 /// The lowest number of a local function, which belongs to one thread.
@@ -244,34 +244,35 @@ pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
 /// Registers a closure and returns its new number.
 fn register(closure: Arc<HostClosure>) -> u64 {
     let number = NEXT_FUNCTION_NUMBER.fetch_add(1, Ordering::Relaxed);
-    DEFINED_FUNCTIONS.write().insert(number, DefinedFunction { closure, is_installed: false, replaced: Vec::new() });
+    DEFINED_FUNCTIONS.write().insert(number, DefinedFunction { closure, is_installed: false, unused: Vec::new() });
     DEFINED_FUNCTIONS_VERSION.fetch_add(1, Ordering::AcqRel);
     number
 }
 
-/// Records that Lisp has installed a new function under its name, perhaps in place of an old function. `reader` has two
-/// numbers: first the new function's, then the old function's, or 0 if there is no old function.
+/// Records that Lisp has installed a new function under its name. `reader` has the new function's number, and then the
+/// numbers of the functions that Lisp will not call any more: the function that the new function replaces, and functions
+/// that a garbage collection has found to be unreachable, for example because their package was deleted.
 pub(super) fn record_installed(mut reader: Reader<'_>) -> Result<(), HostFailure> {
-    let (installed, replaced): (u64, u64) = (reader.read().unwrap_or(0), reader.read().unwrap_or(0));
+    let installed: u64 = reader.read().unwrap_or(0);
+    let unused: Vec<u64> = std::iter::from_fn(|| reader.read().ok()).collect();
     let mut all = DEFINED_FUNCTIONS.write();
-    let replaced: Option<DefinedFunction> = all.remove(&replaced);
-    // The defining call has not returned yet: its `drop_unused_closures` drops the replaced closures, outside Lisp.
+    let unused: Vec<DefinedFunction> = unused.iter().filter_map(|number| all.remove(number)).collect();
+    // The defining call has not returned yet: its `drop_unused_closures` drops the unused closures, outside Lisp.
     if let Some(definition) = all.get_mut(&installed) {
         definition.is_installed = true;
-        definition.replaced =
-            replaced.into_iter().flat_map(|old| old.replaced.into_iter().chain([old.closure])).collect();
+        definition.unused = unused.into_iter().flat_map(|old| old.unused.into_iter().chain([old.closure])).collect();
     }
     DEFINED_FUNCTIONS_VERSION.fetch_add(1, Ordering::AcqRel);
     Ok(())
 }
 
-/// Drops the closures that Lisp does not call after the definition of function `number`: the closures that the
-/// definition replaced, or the function's own closure if Lisp has not installed the function.
+/// Drops the closures that Lisp does not call after the definition of function `number`: the closures of
+/// [`DefinedFunction::unused`], or the function's own closure if Lisp has not installed the function.
 fn drop_unused_closures(number: u64) {
     let unused = {
         let mut all = DEFINED_FUNCTIONS.write();
         match all.get_mut(&number) {
-            Some(definition) if definition.is_installed => (std::mem::take(&mut definition.replaced), None),
+            Some(definition) if definition.is_installed => (std::mem::take(&mut definition.unused), None),
             _ => (Vec::new(), all.remove(&number)),
         }
     };

@@ -518,6 +518,10 @@ impl Lisp {
     /// runs, garbage collections do not wait for the function, and other Lisp threads wait only if they need a lock
     /// that the calling Lisp code holds. An interruption waits until the function returns or calls Lisp.
     ///
+    /// The closure is dropped when the function is redefined with this method. If Lisp can no longer call the function,
+    /// for example because its package was deleted, and a garbage collection has found this out, the next definition of
+    /// any function drops the closure.
+    ///
     /// An `Err` is signalled in Lisp as a `rust:host-error`, and so is an argument or a result that cannot be
     /// converted. For an [`Error::Condition`], Lisp signals the condition that the error contains. Lisp's handlers find
     /// the texts that may have [replaced the values of slots](Condition::slot). A panic is signalled as a
