@@ -215,8 +215,9 @@ enum sbcl_program_function {
   SBCL_PROGRAM_READ_INPUT = 2, /* takes a boolean, true to wait for input: returns the next characters of the input, nil at
                                   the end of the input, or an empty string if no input has arrived and the call does not
                                   wait or is being interrupted */
-  SBCL_PROGRAM_DEFINED = 3,    /* takes the number of a new function, and the number of the function that it replaces or 0:
-                                  from then on, Lisp calls only the new function; called with interrupts off */
+  SBCL_PROGRAM_DEFINED = 3,    /* takes the number of a new function, and any number of numbers of functions that Lisp will
+                                  not call from then on: the function that the new function replaces, and functions that a
+                                  collection has found unreachable; called with interrupts off */
   SBCL_PROGRAM_FIRST = 16      /* the first number of a function that the program defines */
 };
 

@@ -428,7 +428,7 @@ pub mod what_ends_the_process {
     //! An image cannot be unloaded: it ends with the process. To end the program, return from `main` or call
     //! `process::exit`. Calls that still run are then cut off, and their cleanup forms do not run.
     //!
-    //! After a `fork` without `exec`, the child process cannot use Lisp: calls fail with
+    //! After a `fork` without `exec`, the child process can neither use nor boot Lisp: boots and calls fail with
     //! [`Error::Forked`](crate::Error::Forked), and evaluations of a [`Session`](crate::Session) with an error of kind
     //! `FORKED`; the replies to other requests of a session are dropped. A child that a Lisp thread has forked ends
     //! with status 0 when the Rust code that forked returns to Lisp.

@@ -73,6 +73,35 @@ fn missing_core_is_an_error_and_another_core_can_be_booted() {
     assert!(run_in_child(name).success());
 }
 
+/// Fails to boot a file that is not a core. The failure is found after libsbcl has been loaded.
+fn fail_to_boot_an_invalid_core() {
+    let directory = Directory::new("invalid-core");
+    std::fs::write(directory.0.join("sbcl.core"), "not a core").expect("it is written");
+    let config = ImageConfig { core_dir: Some(directory.0.clone()), ..ImageConfig::default() };
+    let error = Session::start(&config, Limits::default()).unwrap_err().to_string();
+    assert!(error.contains("not an SBCL core"), "{error}");
+}
+
+#[test]
+fn failed_boots_leave_no_copies_of_libsbcl_in_memory() {
+    let name = "failed_boots_leave_no_copies_of_libsbcl_in_memory";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    let copies = || {
+        let descriptors = std::fs::read_dir("/proc/self/fd").expect("it can be read").flatten();
+        let files = descriptors.filter_map(|descriptor| std::fs::read_link(descriptor.path()).ok());
+        files.filter(|file| file.to_string_lossy().contains("memfd:libsbcl.so")).count()
+    };
+    for _ in 0..3 {
+        fail_to_boot_an_invalid_core();
+        assert_eq!(copies(), 1, "the library that is loaded");
+    }
+    assert_eq!(value("(+ 1 2)"), "3");
+    assert_eq!(copies(), 1);
+}
+
 /// A subscriber that calls a function with each event.
 struct EventSubscriber<F>(F);
 
@@ -201,6 +230,32 @@ fn stream_whose_thread_cannot_be_started_may_boot_when_dropped() {
     go.send(()).expect("it listens");
     receiver.recv_timeout(Duration::from_secs(60)).expect("the destructor does not wait for the failing boot");
     assert!(matches!(booting.join().expect("it does not panic"), Err(Error::Io(_))));
+}
+
+#[test]
+fn boot_whose_own_thread_cannot_be_started_can_be_tried_again() {
+    let name = "boot_whose_own_thread_cannot_be_started_can_be_tried_again";
+    if !is_child(name) {
+        assert!(run_in_child(name).success());
+        return;
+    }
+    // This boot loads libsbcl and starts a helper thread, so the next boot needs less memory.
+    fail_to_boot_an_invalid_core();
+    // The address space that a boot requires is reserved here: the limit then allows a boot, and leaves room for the stack
+    // of the clock's thread, but not for the stack of 16 MiB of the thread that initialises SBCL.
+    let size = 2 << 30;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: the mapping is new, and nothing uses its memory.
+    let reserved = unsafe { libc::mmap(std::ptr::null_mut(), size, libc::PROT_NONE, flags, -1, 0) };
+    assert_ne!(reserved, libc::MAP_FAILED);
+    limit_memory(Some(12 << 20));
+    let config = ImageConfig { heap: 128 << 20, control_stack: 8 << 20, ..ImageConfig::default() };
+    let refused = Session::start(&config, Limits::default());
+    limit_memory(None);
+    // SAFETY: nothing uses the memory of the mapping.
+    assert_eq!(unsafe { libc::munmap(reserved, size) }, 0);
+    assert!(matches!(refused, Err(BootError::Os { what: "start a thread", .. })), "{refused:?}");
+    assert_eq!(value("(+ 1 2)"), "3");
 }
 
 /// So many values or arguments, as a list on the stack, would reach past the guard pages.

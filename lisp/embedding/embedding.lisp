@@ -415,8 +415,34 @@ Lisp calls."
   (number nil :type (or null (unsigned-byte 62)))
   (function #'identity :type function))
 
-(defglobal **program-functions** (make-hash-table :test 'equal :synchronized t)
-  "A table from function names to the newest PROGRAM-FUNCTION of each name.")
+(defstruct (newest-definition (:copier nil) (:predicate nil))
+  "The newest definition of a function name: FUNCTION, or NIL before the first definition. The functions of all definitions
+of the name refer to this object."
+  (function nil :type (or null program-function)))
+
+(defglobal **program-functions** (make-hash-table :test 'equal :synchronized t :weakness :value)
+  "A table from function names to their NEWEST-DEFINITIONs. An entry disappears when Lisp can call no definition of the name,
+for example after the name's package was deleted.")
+
+(declaim (type list **program-function-numbers**))
+(defglobal **program-function-numbers** '()
+  "For each of the program's functions that Lisp may call, a cons of its number and a weak pointer to its PROGRAM-FUNCTION.
+Changed under the lock of **PROGRAM-FUNCTIONS**.")
+
+(defun ensure-newest-definition (function-name)
+  "Return the NEWEST-DEFINITION of FUNCTION-NAME. If there is none, make it."
+  (without-interrupts
+    (sb-ext:with-locked-hash-table (**program-functions**)
+      (or (gethash function-name **program-functions**)
+          (setf (gethash function-name **program-functions**) (make-newest-definition))))))
+
+(defun unused-program-functions (replaced)
+  "Return the elements of **PROGRAM-FUNCTION-NUMBERS** for REPLACED, a PROGRAM-FUNCTION or NIL, and for the functions that a
+garbage collection has found to be unreachable."
+  (remove-if (lambda (known)
+               (let ((function (sb-ext:weak-pointer-value (cdr known))))
+                 (and function (not (eq function replaced)))))
+             **program-function-numbers**))
 
 (defglobal **boot-token** nil
   "An object that identifies this boot of the image.")
@@ -430,9 +456,12 @@ saved the image had it."
 (defun forget-program-functions ()
   "Clear the numbers of all program functions that were defined before this boot: in the current program, these numbers
 may belong to other functions. Set a new **BOOT-TOKEN**, so that local functions of earlier boots fail, too."
-  (loop for function being the hash-values of **program-functions**
-        do (setf (program-function-number function) nil))
-  (setf **boot-token** (list nil)))
+  (loop for newest being the hash-values of **program-functions**
+        for function = (newest-definition-function newest)
+        when function
+          do (setf (program-function-number function) nil))
+  (setf **program-function-numbers** '()
+        **boot-token** (list nil)))
 
 (defun define-program-function (number name lambda-list documentation shapes)
   "Define a Lisp function that calls the program's function NUMBER. NAME, a string, spells the name of the Lisp function: a
@@ -451,12 +480,13 @@ defined. If the definition fails, new symbols and a new package remain, as after
              (function-name (if setf (list 'setf symbol) symbol))
              (lambda-list (read-lambda-list lambda-list variable-package name))
              (variables (parameter-variables lambda-list))
+             (newest (ensure-newest-definition function-name))
              (cell (make-program-function :number number)))
         (unless (= (length variables) (length shapes))
           (error "~A has ~D parameter~:P in its lambda list, ~:S, but ~D in Rust." name (length variables) lambda-list
                  (length shapes)))
         (setf (program-function-function cell)
-              (compile-program-function function-name lambda-list documentation cell variables shapes name))
+              (compile-program-function function-name lambda-list documentation cell newest variables shapes name))
         (unless (eq package **user-package**)
           (export symbol package))
         ;; CALL-PROGRAM needs this room, and must not fail after the function has been replaced.
@@ -466,13 +496,18 @@ defined. If the definition fails, new symbols and a new package remain, as after
         (sb-kernel::with-single-package-locked-error (:symbol symbol "setting fdefinition of ~A")
           (without-interrupts
             (sb-ext:with-locked-hash-table (**program-functions**)
-              (let ((before (gethash function-name **program-functions**)))
+              (let* ((before (newest-definition-function newest))
+                     (unused (unused-program-functions before))
+                     (numbers (acons number (sb-ext:make-weak-pointer cell)
+                                     (set-difference **program-function-numbers** unused :test #'eq))))
                 (setf (fdefinition function-name) (program-function-function cell)
-                      (gethash function-name **program-functions**) cell)
+                      (newest-definition-function newest) cell
+                      **program-function-numbers** numbers)
                 (call-program +program-defined+
                               (lambda (buffer)
                                 (put-integer buffer number)
-                                (put-integer buffer (or (and before (program-function-number before)) 0))))
+                                (loop for (unused-number) in unused
+                                      do (put-integer buffer unused-number))))
                 (when before
                   (setf (program-function-number before) nil))))))
         (setf (documentation function-name 'function) documentation)
@@ -505,18 +540,21 @@ evaluates to a list; the concatenation of these lists contains the arguments wit
                    (t parameter))))
       (values (mapcar #'parameter lambda-list) (reverse forms)))))
 
-(defun call-newest-definition (cell function-name name arguments)
-  "Call the newest definition of the program's function FUNCTION-NAME with ARGUMENTS. The program no longer has the function
-of CELL, a definition of FUNCTION-NAME. If no newer definition exists, signal an error that mentions NAME."
-  (let ((newest (gethash function-name **program-functions**)))
-    (if (or (null newest) (eq newest cell))
+(defun call-newest-definition (cell newest name arguments)
+  "Call the function of NEWEST, a NEWEST-DEFINITION, with ARGUMENTS. The program no longer has the function of CELL, a
+definition of the same name. If no newer definition exists, signal an error that mentions NAME."
+  (let ((function (without-interrupts
+                    (sb-ext:with-locked-hash-table (**program-functions**)
+                      (newest-definition-function newest)))))
+    (if (or (null function) (eq function cell))
         (fail-missing-function name)
-        (apply (program-function-function newest) arguments))))
+        (apply (program-function-function function) arguments))))
 
-(defun compile-program-function (function-name lambda-list documentation cell variables shapes name)
+(defun compile-program-function (function-name lambda-list documentation cell newest variables shapes name)
   "Return a function called FUNCTION-NAME, with LAMBDA-LIST and DOCUMENTATION, that calls the program's function whose number
-is in CELL, a PROGRAM-FUNCTION. The returned function sends the values of VARIABLES, each in its shape from SHAPES. NAME is
-for the error message if the program no longer has the function."
+is in CELL, a PROGRAM-FUNCTION. The returned function sends the values of VARIABLES, each in its shape from SHAPES. If the
+program no longer has the function, the function of NEWEST, a NEWEST-DEFINITION, is called. NAME is for the error message
+if there is none."
   (multiple-value-bind (full-lambda-list arguments) (add-supplied-p-variables lambda-list)
     (multiple-value-bind (function warnings failure)
         (handler-bind ((warning #'muffle-warning)
@@ -527,7 +565,7 @@ for the error message if the program no longer has the function."
                         ,documentation
                         (declare (optimize speed (debug 1) (safety 1)))
                         (flet ((call-newest ()
-                                 (call-newest-definition ',cell ',function-name ,name (append ,@arguments))))
+                                 (call-newest-definition ',cell ',newest ,name (append ,@arguments))))
                           (declare (dynamic-extent #'call-newest))
                           (let ((number (program-function-number ',cell)))
                             (if number

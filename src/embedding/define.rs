@@ -16,6 +16,7 @@ use super::error::Error;
 use super::function::Function;
 use super::options::Options;
 use super::pool::{self, HostFailure};
+use crate::image::process;
 use crate::image::program::sbcl_program_function;
 use crate::os::panics::PanicSafeDrop;
 
@@ -43,9 +44,9 @@ struct DefinedFunction {
     closure: Arc<HostClosure>,
     /// True once Lisp has installed the function under its name.
     is_installed: bool,
-    /// The closures that this definition replaced. The closures are kept until the defining call has left Lisp, because
-    /// their destructors may call Lisp.
-    replaced: Vec<Arc<HostClosure>>,
+    /// The closures that Lisp no longer calls since this definition. The closures are kept until the defining call has
+    /// left Lisp, because their destructors may call Lisp.
+    unused: Vec<Arc<HostClosure>>,
 }
 
 /// The lowest number of a local function, which belongs to one thread.
@@ -226,6 +227,10 @@ pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
         name: name.to_owned(),
         body: Box::new(move |reader, writer| function.invoke(reader, writer)),
     });
+    // In a forked child, a missing thread may hold the lock of the defined functions.
+    if process::is_forked() {
+        return Err(Error::Forked);
+    }
     let number = register(closure);
     let shapes: Vec<u16> = parameters.iter().map(|parameter| parameter.shape.code()).collect();
     let result = pool::run_with_options(options, |cx| {
@@ -239,34 +244,35 @@ pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
 /// Registers a closure and returns its new number.
 fn register(closure: Arc<HostClosure>) -> u64 {
     let number = NEXT_FUNCTION_NUMBER.fetch_add(1, Ordering::Relaxed);
-    DEFINED_FUNCTIONS.write().insert(number, DefinedFunction { closure, is_installed: false, replaced: Vec::new() });
+    DEFINED_FUNCTIONS.write().insert(number, DefinedFunction { closure, is_installed: false, unused: Vec::new() });
     DEFINED_FUNCTIONS_VERSION.fetch_add(1, Ordering::AcqRel);
     number
 }
 
-/// Records that Lisp has installed a new function under its name, perhaps in place of an old function. `reader` has two
-/// numbers: first the new function's, then the old function's, or 0 if there is no old function.
+/// Records that Lisp has installed a new function under its name. `reader` has the new function's number, and then the
+/// numbers of the functions that Lisp will not call any more: the function that the new function replaces, and functions
+/// that a garbage collection has found to be unreachable, for example because their package was deleted.
 pub(super) fn record_installed(mut reader: Reader<'_>) -> Result<(), HostFailure> {
-    let (installed, replaced): (u64, u64) = (reader.read().unwrap_or(0), reader.read().unwrap_or(0));
+    let installed: u64 = reader.read().unwrap_or(0);
+    let unused: Vec<u64> = std::iter::from_fn(|| reader.read().ok()).collect();
     let mut all = DEFINED_FUNCTIONS.write();
-    let replaced: Option<DefinedFunction> = all.remove(&replaced);
-    // The defining call has not returned yet: its `drop_unused_closures` drops the replaced closures, outside Lisp.
+    let unused: Vec<DefinedFunction> = unused.iter().filter_map(|number| all.remove(number)).collect();
+    // The defining call has not returned yet: its `drop_unused_closures` drops the unused closures, outside Lisp.
     if let Some(definition) = all.get_mut(&installed) {
         definition.is_installed = true;
-        definition.replaced =
-            replaced.into_iter().flat_map(|old| old.replaced.into_iter().chain([old.closure])).collect();
+        definition.unused = unused.into_iter().flat_map(|old| old.unused.into_iter().chain([old.closure])).collect();
     }
     DEFINED_FUNCTIONS_VERSION.fetch_add(1, Ordering::AcqRel);
     Ok(())
 }
 
-/// Drops the closures that Lisp does not call after the definition of function `number`: the closures that the
-/// definition replaced, or the function's own closure if Lisp has not installed the function.
+/// Drops the closures that Lisp does not call after the definition of function `number`: the closures of
+/// [`DefinedFunction::unused`], or the function's own closure if Lisp has not installed the function.
 fn drop_unused_closures(number: u64) {
     let unused = {
         let mut all = DEFINED_FUNCTIONS.write();
         match all.get_mut(&number) {
-            Some(definition) if definition.is_installed => (std::mem::take(&mut definition.replaced), None),
+            Some(definition) if definition.is_installed => (std::mem::take(&mut definition.unused), None),
             _ => (Vec::new(), all.remove(&number)),
         }
     };
@@ -292,7 +298,9 @@ pub(super) fn function_name(function: u64) -> String {
     if function >= FIRST_LOCAL_NUMBER {
         return "a local function".to_owned();
     }
-    find_closure(function).map_or_else(|| "the program".to_owned(), |closure| closure.name.clone())
+    // In a child that the function has forked, a missing thread may hold the lock of the defined functions.
+    let closure = if process::is_forked() { None } else { find_closure(function) };
+    closure.map_or_else(|| "the program".to_owned(), |closure| closure.name.clone())
 }
 
 fn find_closure(function: u64) -> Option<Arc<HostClosure>> {
@@ -386,5 +394,22 @@ fn required_count(parameters: &[Parameter]) -> usize {
 impl ConversionError {
     pub(super) fn with_argument_place(self, number: usize) -> Self {
         self.with_outer_place(|| format!("argument {number}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::process::tests::holds_in_forked_child;
+
+    #[test]
+    fn forked_child_does_not_wait_for_a_thread_that_was_defining_a_function() {
+        let defining = DEFINED_FUNCTIONS.write();
+        let is_refused = holds_in_forked_child(|| {
+            matches!(define(&Options::none(), "host:one", None, "Return 1.", || 1_i64), Err(Error::Forked))
+        });
+        let is_named = holds_in_forked_child(|| function_name(FIRST_FUNCTION_NUMBER) == "the program");
+        drop(defining);
+        assert!(is_refused && is_named, "{is_refused} {is_named}");
     }
 }

@@ -20,6 +20,7 @@ use super::save;
 use super::value::Value;
 use crate::config::{ImageConfig, Limits};
 use crate::error::BootError;
+use crate::image::process;
 use crate::image::signals::is_lisp_thread;
 use crate::os::panics::PanicSafeDrop;
 use crate::session::Session;
@@ -54,8 +55,14 @@ static BOOT_LOCK: Mutex<()> = Mutex::new(());
 
 /// Locks [`BOOT_LOCK`]. On a Lisp thread, returns `None`: no image can be booted there, and a boot in progress may be
 /// waiting for the code that this thread runs.
-fn lock_boot() -> Option<MutexGuard<'static, ()>> {
-    (!is_lisp_thread()).then(|| BOOT_LOCK.lock())
+///
+/// # Errors
+/// Returns [`Error::Forked`] in a forked child, where a missing thread may hold the lock.
+fn lock_boot() -> Result<Option<MutexGuard<'static, ()>>, Error> {
+    if process::is_forked() {
+        return Err(Error::Forked);
+    }
+    Ok((!is_lisp_thread()).then(|| BOOT_LOCK.lock()))
 }
 
 /// A builder that sets the options of an image and boots the image.
@@ -262,12 +269,13 @@ impl Builder {
     /// be booted, such as a size out of range or no usable core. A saved core can be refused with
     /// [`OtherBuild`](crate::BootError::OtherBuild), [`OtherHeap`](crate::BootError::OtherHeap), or
     /// [`Core`](crate::BootError::Core) if the file is not a saved core, is incomplete, or was changed after the save.
-    /// Returns [`Error::Io`] if the threads for the streams cannot be started. After an error that is found before
+    /// Returns [`Error::Forked`] in a forked child of a process that has booted Lisp or tried to. Returns
+    /// [`Error::Io`] if the threads for the streams cannot be started. After an error that is found before
     /// SBCL's runtime is started, such as a size out of range or a missing core, another boot may be tried. If SBCL's
     /// runtime or the preparation of the image fails, each further boot fails with
     /// [`BootFailed`](crate::BootError::BootFailed).
     pub fn boot(mut self) -> Result<Lisp, Error> {
-        let booting = lock_boot();
+        let booting = lock_boot()?;
         let booted = self.boot_without_locking();
         // Unlock before the streams and the hook of a failed boot are dropped, because their destructors may use the
         // image.
@@ -342,7 +350,7 @@ impl Lisp {
     /// calls during the boot, for example in a hook of a saved core, gets
     /// [`AlreadyBooted`](crate::BootError::AlreadyBooted).
     pub fn get_or_boot() -> Result<Self, Error> {
-        let _booting = lock_boot();
+        let _booting = lock_boot()?;
         match LISP.get() {
             Some(lisp) => Ok(lisp.clone()),
             None => Self::builder().boot_without_locking(),
@@ -509,6 +517,10 @@ impl Lisp {
     /// exports the name. Lisp may call the function on any thread, and on multiple threads at once. While the function
     /// runs, garbage collections do not wait for the function, and other Lisp threads wait only if they need a lock
     /// that the calling Lisp code holds. An interruption waits until the function returns or calls Lisp.
+    ///
+    /// The closure is dropped when the function is redefined with this method. If Lisp can no longer call the function,
+    /// for example because its package was deleted, and a garbage collection has found this out, the next definition of
+    /// any function drops the closure.
     ///
     /// An `Err` is signalled in Lisp as a `rust:host-error`, and so is an argument or a result that cannot be
     /// converted. For an [`Error::Condition`], Lisp signals the condition that the error contains. Lisp's handlers find
@@ -734,3 +746,19 @@ impl InterruptHandle {
 // `Lisp` is unwind-safe: a panic leaves the image in a state that any other thread might see at any time.
 impl std::panic::UnwindSafe for Lisp {}
 impl std::panic::RefUnwindSafe for Lisp {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::process::tests::holds_in_forked_child;
+
+    #[test]
+    fn boot_in_a_forked_child_fails_and_does_not_wait_for_a_boot_in_the_parent() {
+        let booting = BOOT_LOCK.lock();
+        let are_refused = holds_in_forked_child(|| {
+            matches!(Lisp::boot(), Err(Error::Forked)) && matches!(Lisp::get_or_boot(), Err(Error::Forked))
+        });
+        drop(booting);
+        assert!(are_refused);
+    }
+}

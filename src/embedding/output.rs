@@ -14,9 +14,9 @@ use crate::image::program::{has_stack_room, wait_outside_lisp};
 use crate::os::{helper_threads, panics};
 use crate::session::reentry::mark_stream_thread;
 
-/// Maximum size of queued output, in bytes. A larger chunk is queued only while the queue is empty. While the queue is
-/// full, calls that print wait; a call that is being interrupted does not wait, and its output that finds no room is
-/// lost.
+/// Size of the queued output, in bytes, above which a call that is being interrupted leaves no chunk in the queue: the
+/// chunk is lost, unless it is the only one. The other calls wait until their chunks are written, so these calls have at
+/// most one chunk each in the queue.
 const MAX_QUEUED_BYTES: usize = 1 << 20;
 
 type Sink = Box<dyn Write + Send>;
@@ -157,16 +157,31 @@ struct OutputQueue {
 
 #[derive(Default)]
 struct OutputState {
-    chunks: VecDeque<Chunk>,
+    /// The queued chunks with their numbers, in ascending order.
+    chunks: VecDeque<(u64, Chunk)>,
     /// Size of all chunks that are not completely written, in bytes.
     size: usize,
-    /// Number of chunks ever queued.
+    /// Number of the chunk that was queued last.
     queued: u64,
-    /// The number of chunks written.
+    /// Number of the chunk that was written last.
     written: u64,
     /// Number of lost bytes that no warning has reported yet.
     lost: usize,
     closed: bool,
+}
+
+impl OutputState {
+    /// Removes the chunk with the number `number` if the queue is too full for a chunk whose call does not wait. A chunk
+    /// that is being written stays.
+    fn remove_if_full(&mut self, number: u64) {
+        let Ok(index) = self.chunks.binary_search_by_key(&number, |(number, _)| *number) else { return };
+        let size = self.chunks[index].1.len();
+        if self.size > MAX_QUEUED_BYTES.max(size) {
+            self.chunks.remove(index);
+            self.size -= size;
+            self.lost += size;
+        }
+    }
 }
 
 impl OutputQueue {
@@ -175,7 +190,7 @@ impl OutputQueue {
         mark_stream_thread();
         let mut state = self.state.lock();
         while !state.closed {
-            let Some(chunk) = state.chunks.pop_front() else {
+            let Some((number, chunk)) = state.chunks.pop_front() else {
                 self.pushed.wait(&mut state);
                 continue;
             };
@@ -194,30 +209,25 @@ impl OutputQueue {
             }
             state = self.state.lock();
             state.size -= chunk.len();
-            state.written += 1;
+            state.written = number;
             self.changed.notify_all();
         }
     }
 
     /// Queues a chunk and waits until the chunk is written. Stops waiting if `is_ending` returns true, because the
-    /// caller's call is being interrupted. If the queue still has no room for the chunk when the wait stops, the chunk
-    /// is lost.
+    /// caller's call is being interrupted; then the chunk is lost if the queue is too full.
     fn write(&self, chunk: Chunk, is_ending: &dyn Fn() -> bool) {
-        let size = chunk.len();
         let mut state = self.state.lock();
-        while state.size > 0 && state.size + size > MAX_QUEUED_BYTES {
-            if is_ending() {
-                state.lost += size;
-                return;
-            }
-            self.changed.wait(&mut state);
-        }
-        state.size += size;
-        state.chunks.push_back(chunk);
+        state.size += chunk.len();
         state.queued += 1;
         let number = state.queued;
+        state.chunks.push_back((number, chunk));
         self.pushed.notify_one();
-        while state.written < number && !is_ending() {
+        while state.written < number {
+            if is_ending() {
+                state.remove_if_full(number);
+                return;
+            }
             self.changed.wait(&mut state);
         }
     }
@@ -388,7 +398,71 @@ fn ends_within_character(octets: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
     use super::*;
+
+    /// A stream that queues another chunk before it has written one, as threads do that keep printing.
+    struct RefillingStream {
+        queue: Arc<OutputQueue>,
+        large_written: mpsc::Sender<()>,
+    }
+
+    impl Write for RefillingStream {
+        fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
+            self.queue.write(Chunk::Stdout("small".to_owned()), &|| true);
+            if octets.len() > MAX_QUEUED_BYTES {
+                let _ = self.large_written.send(());
+            }
+            Ok(octets.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn large_chunk_is_written_while_other_output_keeps_coming() {
+        let queue = Arc::new(OutputQueue::default());
+        let (sender, large_written) = mpsc::channel();
+        let stream = RefillingStream { queue: queue.clone(), large_written: sender };
+        let streams = Streams { stdout: Some(Box::new(stream)), ..Streams::default() };
+        queue.write(Chunk::Stdout("small".to_owned()), &|| true);
+        let [server, printer] = [(); 2].map(|()| queue.clone());
+        std::thread::spawn(move || server.serve(streams));
+        std::thread::spawn(move || printer.write(Chunk::Stdout("x".repeat(MAX_QUEUED_BYTES + 1)), &|| false));
+        let written = large_written.recv_timeout(Duration::from_secs(60));
+        queue.state.lock().closed = true;
+        queue.pushed.notify_one();
+        written.expect("the large chunk gets its turn");
+    }
+
+    #[test]
+    fn interrupted_calls_leave_only_so_much_output_in_the_queue() {
+        const SIZE: usize = MAX_QUEUED_BYTES / 2;
+        let chunk = || Chunk::Stdout("x".repeat(SIZE));
+        let queue = Arc::new(OutputQueue::default());
+        for _ in 0..3 {
+            queue.write(chunk(), &|| true);
+        }
+        let ending = Arc::new(AtomicBool::new(false));
+        let waiting = {
+            let (queue, ending) = (queue.clone(), ending.clone());
+            std::thread::spawn(move || queue.write(chunk(), &|| ending.load(Ordering::Relaxed)))
+        };
+        while queue.state.lock().chunks.len() < 3 {
+            std::thread::yield_now();
+        }
+        ending.store(true, Ordering::Relaxed);
+        while !waiting.is_finished() {
+            queue.changed.notify_all();
+            std::thread::yield_now();
+        }
+        let state = queue.state.lock();
+        assert_eq!((state.chunks.len(), state.size, state.lost), (2, 2 * SIZE, 2 * SIZE));
+    }
 
     #[test]
     fn line_whose_event_panics_is_not_repeated() {

@@ -16,8 +16,8 @@ use super::signals::BootPhase;
 use crate::config::ImageConfig;
 use crate::error::BootError;
 
-/// The progress of this process's only boot. The state only advances, except that a boot may be retried if SBCL could not
-/// be loaded.
+/// The progress of this process's only boot. The state only advances, except that a boot may be retried if it failed before
+/// SBCL was initialised.
 static BOOT_STATE: AtomicU8 = AtomicU8::new(BootState::Fresh as u8);
 
 /// Number of threads with a control stack before the user's code starts any: one for each of the four lanes, and two
@@ -50,7 +50,7 @@ pub(crate) type Embedding = (Arc<dyn Program>, u32);
 ///
 /// # Errors
 /// Returns a [`BootError`] if `config` is invalid, the limit on address space is too low, this process has booted before,
-/// or SBCL cannot be loaded or started. If SBCL was loaded but could not be started, this process cannot boot again.
+/// or SBCL cannot be loaded or started. If the initialisation of SBCL has begun, this process cannot boot again.
 pub(crate) fn boot(config: &ImageConfig, host: Arc<dyn Host>, program: Option<Embedding>) -> Result<(), BootError> {
     config.check()?;
     check_address_space(config, program.as_ref().map_or(0, |(_, threads)| u64::from(*threads) + 1))?;
@@ -61,17 +61,19 @@ pub(crate) fn boot(config: &ImageConfig, host: Arc<dyn Host>, program: Option<Em
                 if state == BootState::Failed as u8 { BootError::BootFailed } else { BootError::AlreadyBooted }
             },
         )?;
-    // SBCL is not initialised yet, so a failure to load it may be retried.
+    // Until the thread runs that initialises SBCL, a boot that fails may be retried.
+    let allow_retry = |_: &BootError| BOOT_STATE.store(BootState::Fresh as u8, Ordering::Release);
     super::process::detect_forks();
-    let runtime = Runtime::load(config).inspect_err(|_| BOOT_STATE.store(BootState::Fresh as u8, Ordering::Release))?;
+    let runtime = Runtime::load(config).inspect_err(allow_retry)?;
     let config = config.clone();
     // SBCL changes the signal mask of the thread that initialises it, so a new thread initialises SBCL.
-    let result = std::thread::Builder::new()
+    let thread = std::thread::Builder::new()
         .name("sbcl-boot".to_owned())
         .stack_size(16 << 20)
         .spawn(move || start_runtime(&runtime, &config, host, program))
         .map_err(|source| BootError::Os { what: "start a thread", source })
-        .and_then(|thread| thread.join().unwrap_or(Err(BootError::BootFailed)));
+        .inspect_err(allow_retry)?;
+    let result = thread.join().unwrap_or(Err(BootError::BootFailed));
     let state = if result.is_ok() { BootState::Running } else { BootState::Failed };
     BOOT_STATE.store(state as u8, Ordering::Release);
     result

@@ -32,7 +32,21 @@ type HostStart = unsafe extern "C" fn(*const sbcl_host) -> u32;
 
 /// The only libsbcl of this process. If another attempt to boot loaded a second copy, the copy's symbols would resolve to
 /// the variables of the first copy.
-static LIBSBCL: OnceCell<&'static Library> = OnceCell::new();
+static LIBSBCL: OnceCell<LoadedLibrary> = OnceCell::new();
+
+/// A loaded libsbcl, which is never unloaded, because Lisp's threads run its code.
+struct LoadedLibrary {
+    library: Library,
+    file: LibraryFile,
+}
+
+/// The file from which the loader loads libsbcl.
+struct LibraryFile {
+    path: PathBuf,
+    /// The copy in memory that `path` names, if libsbcl is loaded from such a copy. The copy stays open as long as the
+    /// library is loaded, because code that prints backtraces opens `path`.
+    _copy: Option<File>,
+}
 
 /// The location of a core.
 #[derive(Debug)]
@@ -54,20 +68,18 @@ impl Runtime {
     /// it is loaded, because loading a library runs its constructors.
     pub(super) fn load(config: &ImageConfig) -> Result<Self, BootError> {
         let core = locate_core(config, embedded_core_address())?;
-        let path = match &config.core_dir {
-            Some(directory) => library_path_for_core(directory)?,
-            None => embedded_library_path()?,
-        };
-        let library = LIBSBCL.get_or_try_init(|| {
+        let path = config.core_dir.as_deref().map(check_library_for_core).transpose()?;
+        let loaded = LIBSBCL.get_or_try_init(|| {
+            let file = library_file(path.as_deref())?;
             // SAFETY: libsbcl has no constructors with effects beyond its own data. RTLD_GLOBAL is needed because SBCL
             // looks up its variables with dlsym(RTLD_DEFAULT, …).
-            let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }
-                .map_err(|error| BootError::Library { path: path.clone(), reason: error.to_string() })?;
-            // Leaked: the library is never unloaded, because Lisp's threads run its code.
-            Ok::<&Library, BootError>(Box::leak(Box::new(library)))
+            match unsafe { Library::open(Some(&file.path), RTLD_NOW | RTLD_GLOBAL) } {
+                Ok(library) => Ok(LoadedLibrary { library, file }),
+                Err(error) => Err(BootError::Library { path: file.path, reason: error.to_string() }),
+            }
         })?;
-        let runtime = Self { library, core };
-        runtime.check_machine(&path)?;
+        let runtime = Self { library: &loaded.library, core };
+        runtime.check_machine(&loaded.file.path)?;
         if let CoreLocation::File(path) = &runtime.core {
             // The end of a saved image (`config.image`) is not checked, because a trailer may follow the core. The image's
             // fingerprint shows whether the core is complete.
@@ -267,9 +279,9 @@ fn embedded_library_bytes() -> &'static [u8] {
     }
 }
 
-/// Returns the path of the libsbcl to use with the core in `directory`. A libsbcl in `directory` must be the libsbcl that
-/// this program was built with. On Linux, `directory` need not contain a libsbcl.
-fn library_path_for_core(directory: &Path) -> Result<PathBuf, BootError> {
+/// Checks that the libsbcl in `directory` is the libsbcl that this program was built with, and returns its path. On Linux,
+/// `directory` need not contain a libsbcl.
+fn check_library_for_core(directory: &Path) -> Result<PathBuf, BootError> {
     let path = directory.join(format!("libsbcl{}", std::env::consts::DLL_SUFFIX));
     let refused = |reason: String| BootError::Library { path: path.clone(), reason };
     // To open a FIFO may block, and to read a device may never end. So only a regular file of the right length is read.
@@ -278,40 +290,42 @@ fn library_path_for_core(directory: &Path) -> Result<PathBuf, BootError> {
         may_match.then(|| std::fs::read(&path)).transpose()
     });
     match content {
-        Ok(Some(bytes)) if bytes == embedded_library_bytes() => {}
+        Ok(Some(bytes)) if bytes == embedded_library_bytes() => Ok(path),
         Ok(_) => {
             let reason = "this program was built with another libsbcl: use the files of this program's build";
-            return Err(refused(reason.to_owned()));
+            Err(refused(reason.to_owned()))
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound && cfg!(target_os = "linux") => {}
-        Err(error) => return Err(refused(error.to_string())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && cfg!(target_os = "linux") => Ok(path),
+        Err(error) => Err(refused(error.to_string())),
     }
-    // On Linux the embedded library is loaded, so a change of the file after the comparison has no effect.
-    if cfg!(target_os = "linux") { embedded_library_path() } else { Ok(path) }
 }
 
-/// Returns a path under which the loader can open the embedded library.
+/// Returns the file from which to load libsbcl: a copy of the embedded library. A libsbcl beside the core is not loaded, so
+/// a change of that file after its check has no effect.
 #[cfg(target_os = "linux")]
-fn embedded_library_path() -> Result<PathBuf, BootError> {
+fn library_file(_checked: Option<&Path>) -> Result<LibraryFile, BootError> {
     use std::io::Write;
-    use std::os::fd::IntoRawFd;
+    use std::os::fd::AsRawFd;
 
     let os = |source| BootError::Os { what: "copy libsbcl into memory (memfd_create)", source };
     let file = rustix::fs::memfd_create(c"libsbcl.so", rustix::fs::MemfdFlags::CLOEXEC);
     let mut file = File::from(file.map_err(|error| os(error.into()))?);
     file.write_all(embedded_library_bytes()).map_err(os)?;
-    // Leaked: the descriptor must stay open until the loader has opened this path.
-    Ok(PathBuf::from(format!("/proc/self/fd/{}", file.into_raw_fd())))
+    Ok(LibraryFile { path: PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())), _copy: Some(file) })
 }
 
+/// Returns the file from which to load libsbcl: the `checked` file beside the core.
 #[cfg(not(target_os = "linux"))]
-fn embedded_library_path() -> Result<PathBuf, BootError> {
-    Err(BootError::Library {
-        path: PathBuf::from("(embedded)"),
-        reason: "the embedded libsbcl can be loaded only on Linux: set the option core to a directory that has a \
-                 libsbcl and an sbcl.core"
-            .to_owned(),
-    })
+fn library_file(checked: Option<&Path>) -> Result<LibraryFile, BootError> {
+    match checked {
+        Some(path) => Ok(LibraryFile { path: path.to_owned(), _copy: None }),
+        None => Err(BootError::Library {
+            path: PathBuf::from("(embedded)"),
+            reason: "the embedded libsbcl can be loaded only on Linux: set the option core to a directory that has a \
+                     libsbcl and an sbcl.core"
+                .to_owned(),
+        }),
+    }
 }
 
 /// Returns the file that contains this address: the program, or the shared object that this crate is linked into.

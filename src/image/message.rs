@@ -12,6 +12,7 @@ use std::sync::{Arc, LazyLock, OnceLock};
 use parking_lot::Mutex;
 
 use super::message_buffer::MessageBuffer;
+use super::process;
 
 mod tag {
     pub(super) const NIL: u64 = 0;
@@ -73,6 +74,10 @@ const RELEASE_THRESHOLD_IN_CALL: usize = 16;
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        // In a forked child no thread releases handles, and a missing thread may have been changing the queue.
+        if process::is_forked() {
+            return;
+        }
         let queue = &*RELEASE_QUEUE;
         // The handle is counted before it is sent, because a thread that takes it from the queue lowers the count.
         let count = DROPPED_HANDLE_COUNT.fetch_add(1, Ordering::AcqRel) + 1;
@@ -656,6 +661,16 @@ mod tests {
     use super::*;
 
     type Infallible = std::convert::Infallible;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri cannot fork")]
+    fn handle_that_is_dropped_in_a_forked_child_is_not_queued() {
+        assert!(process::tests::holds_in_forked_child(|| {
+            let before = dropped_handle_count();
+            drop(Handle(900_004));
+            dropped_handle_count() == before
+        }));
+    }
 
     /// A handle that was read belongs to the caller. A handle that was skipped or never read is released once.
     #[test]

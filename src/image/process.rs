@@ -88,3 +88,26 @@ pub(crate) fn exit_if_forked() {
         signals::exit_now(0);
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Forks this process, and returns true if `check` returns true in the child within 60 seconds.
+    pub(crate) fn holds_in_forked_child(check: impl FnOnce() -> bool) -> bool {
+        detect_forks();
+        // SAFETY: the child only calls code under test, which must not need other threads, and _exit(2).
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: alarm(2) takes a number. SIGALRM ends the child.
+            unsafe { libc::alarm(60) };
+            let status = if check() { 42 } else { 1 };
+            // SAFETY: _exit(2) takes a number.
+            unsafe { libc::_exit(status) };
+        }
+        let mut status = 0;
+        // SAFETY: `status` is writable.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 42
+    }
+}

@@ -229,6 +229,45 @@ impl Drop for DropCounter {
 }
 
 #[test]
+fn closures_of_functions_whose_package_was_deleted_are_dropped() {
+    const CYCLES: usize = 20;
+    let lisp = lisp();
+    let dropped = Arc::new(AtomicUsize::new(0));
+    for _ in 0..CYCLES {
+        for name in ["host-of-one-cycle:one", "(setf host-of-one-cycle:one)"] {
+            let counter = DropCounter(dropped.clone());
+            let one = move || {
+                let _kept = &counter;
+                1_i64
+            };
+            lisp.define(name, "Return 1.", one).unwrap();
+        }
+        assert_eq!(lisp.eval::<i64>("(host-of-one-cycle:one)").unwrap(), 1);
+        lisp.eval::<()>("(delete-package :host-of-one-cycle)").unwrap();
+    }
+    // The stacks of threads may still refer to some of the functions.
+    let end = Instant::now() + Duration::from_secs(60);
+    while dropped.load(Ordering::SeqCst) < CYCLES {
+        assert!(Instant::now() < end, "only {dropped:?} closures were dropped");
+        lisp.eval::<()>("(sb-ext:gc :full t)").unwrap();
+        lisp.define("host:after-cycles", "Return 1.", || 1_i64).unwrap();
+    }
+}
+
+#[test]
+fn replaced_function_that_lisp_still_has_calls_the_newest_definition() {
+    let lisp = lisp();
+    lisp.define("host:replaced", "Return 1.", || 1_i64).unwrap();
+    let first: Function = lisp.eval("#'host:replaced").unwrap();
+    assert_eq!(first.call::<i64>(()).unwrap(), 1);
+    lisp.define("host:replaced", "Return 2.", || 2_i64).unwrap();
+    // From here on, only the replaced function leads to the newest definition.
+    lisp.eval::<()>("(fmakunbound 'host:replaced) (sb-ext:gc :full t)").unwrap();
+    lisp.define("host:after-replaced", "Return 3.", || 3_i64).unwrap();
+    assert_eq!(first.call::<i64>(()).unwrap(), 2);
+}
+
+#[test]
 fn non_local_exit_through_rust_frames_runs_their_destructors() {
     let lisp = lisp();
     let dropped = Arc::new(AtomicUsize::new(0));
