@@ -80,22 +80,18 @@ loaded has proclaimed."
       (unless (gethash (cons :function (first key)) *file-definitions*)
         (note-file-definition :function (first key) :implied)))))
 
-(defun list-specializer-p (specializer)
-  "Return true when SPECIALIZER is an EQL specializer of a list with elements."
-  (consp (sb-mop:eql-specializer-object specializer)))
-
 (defun method-key (method)
   "Return the name by which METHOD is recorded, a key of EQUAL hash tables: a list of the name of its generic function, a list
-of its qualifiers, and a list of the names of its specializers. An EQL specializer has the name (EQL object), unless the
-object is a list, which may be circular."
+of its qualifiers, and a list of the names of its specializers. An EQL specializer has the name (EQL object); but if the
+object is a list, which may be circular, the name is the specializer itself, of which SBCL makes only one for an object."
   (list (sb-mop:generic-function-name (sb-mop:method-generic-function method))
         (method-qualifiers method)
         (mapcar (lambda (specializer)
-                  (typecase specializer
-                    (class (class-name specializer))
-                    ((and sb-mop:eql-specializer (not (satisfies list-specializer-p)))
-                     (list 'eql (sb-mop:eql-specializer-object specializer)))
-                    (t specializer)))
+                  (cond ((typep specializer 'class) (class-name specializer))
+                        ((and (typep specializer 'sb-mop:eql-specializer)
+                              (atom (sb-mop:eql-specializer-object specializer)))
+                         (list 'eql (sb-mop:eql-specializer-object specializer)))
+                        (t specializer)))
                 (sb-mop:method-specializers method))))
 
 ;;; Definitions that come with a class
@@ -187,9 +183,9 @@ found."
         (setf position (or form-end (position #\Newline text :start position) (return forms)))))))
 
 (defun variable-forms (text definitions)
-  "Return an alist of the variables among DEFINITIONS, an alist as in LOADED-FILE, that forms as in DEFVAR-FORMS in TEXT, a source
-file's text, define. Keys are symbols; values are as in DEFVAR-FORMS. If the file has several such forms, or defines
-several variables, with the same symbol name, omit them: the forms are found by this name alone."
+  "Return an alist of the variables among DEFINITIONS, an alist as in LOADED-FILE, that forms as in DEFVAR-FORMS in TEXT,
+a source file's text, define. Keys are symbols; values are as in DEFVAR-FORMS. If the file has several such forms, or
+defines several variables, with the same symbol name, omit them: the forms are found by this name alone."
   (when (find :variable definitions :key #'caar)
     (let ((forms (guarded (defvar-forms text) (failure) '())))
       (and forms

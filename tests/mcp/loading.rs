@@ -581,6 +581,7 @@ fn load_of_an_unchanged_file_names_no_obsolete_definition() {
     project.write("once.lisp", "(defvar *made* nil)");
     let text = load(&mut server, json!({"path": "once.lisp"}));
     assert!(text.contains("no longer contains: function KIND"), "{text}");
+    assert!(text.contains("method KIND ((EQL #1=(1 . #1#)))"), "{text}");
 }
 
 #[test]
