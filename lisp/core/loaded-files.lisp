@@ -12,7 +12,7 @@
   ;; An alist from each variable that a form such as DEFVAR defines to a cons of the name of the form's operator and the text
   ;; of the initial value form.
   (variables '() :type list)
-  ;; The hash code of the file's text; or NIL if the text could not be read, or only a part of the file was loaded.
+  ;; The hash code of the file's text; or NIL if the text could not be read, or if different texts made the definitions.
   (text-hash nil :type (or null fixnum))
   ;; The name of the system that contains the file, or NIL if ASDF has not loaded the file as a part of a system, or if the
   ;; system no longer contains the file and this has been reported.
@@ -221,6 +221,8 @@ LOADED-FILE of the previous version, or NIL; its definitions that NOW does not c
     (if before
         (make-loaded-file :definitions (merged (loaded-file-definitions now) (loaded-file-definitions before))
                           :variables (merged (loaded-file-variables now) (loaded-file-variables before))
+                          :text-hash (and (eql (loaded-file-text-hash now) (loaded-file-text-hash before))
+                                          (loaded-file-text-hash now))
                           :incomplete t)
         now)))
 
