@@ -14,7 +14,8 @@
                  "PUT-WORD" "READ-PENDING-EXIT" "RELEASE-HANDLES" "RELEASE-MESSAGE-BUFFER" "RESERVE-WORDS"
                  "RESIZE-MESSAGE-BUFFER" "RETURN-MESSAGE-BUFFER" "RUN-AND-REPORT-JOB" "START-LANE" "TAG-NUMBER"
                  "TOKEN-WORD" "WITH-HANDLE-TABLE")
-  (:import-from "SBCL-HOST/TESTING" "MAKE-TEST-RUN" "MAKE-VERDICT" "TEST-LIMIT"))
+  (:import-from "SBCL-HOST/TESTING" "MAKE-TEST-RUN" "MAKE-VERDICT" "TEST-LIMIT")
+  (:import-from "SBCL-HOST/TOOLS" "METHOD-CODE"))
 
 (in-package "SBCL-HOST/TESTS")
 
@@ -270,6 +271,22 @@ b| ()) (defvar *changed* 1))"))
     (unwind-protect (perform :query "" :operation "(:undoable)")
       (sb-int:unencapsulate 'run-query 'interrupt))
     (expect t undone)))
+
+(define-test find-references-visits-each-method-of-a-generic-function-once
+  (perform :evaluate "(defun counted (x) x)
+                      (defgeneric counting (x))
+                      (defmethod counting ((x integer)) (counted x))
+                      (defmethod counting ((x string)) (counted x))
+                      (defmethod counting ((x symbol)) (counted x))")
+  (let ((visits 0))
+    (encapsulate 'method-code 'count (lambda (code method)
+                                       (incf visits)
+                                       (funcall (the function code) method)))
+    (unwind-protect
+         (perform :query "" :operation "(:find-references :name \"COUNTED\" :package \"COMMON-LISP-USER\"
+                                                          :relation \"callers\" :limit 10)")
+      (sb-int:unencapsulate 'method-code 'count))
+    (expect 3 visits)))
 
 (define-test a-pending-interruption-that-ends-a-fork-is-named-in-the-error
   (multiple-value-bind (in out) (sb-unix:unix-pipe)

@@ -12,7 +12,7 @@
   ;; An alist from each variable that a form such as DEFVAR defines to a cons of the name of the form's operator and the text
   ;; of the initial value form.
   (variables '() :type list)
-  ;; The hash code of the file's text; or NIL if the text could not be read, or only a part of the file was loaded.
+  ;; The hash code of the file's text; or NIL if the text could not be read, or if different texts made the definitions.
   (text-hash nil :type (or null fixnum))
   ;; The name of the system that contains the file, or NIL if ASDF has not loaded the file as a part of a system, or if the
   ;; system no longer contains the file and this has been reported.
@@ -80,22 +80,18 @@ loaded has proclaimed."
       (unless (gethash (cons :function (first key)) *file-definitions*)
         (note-file-definition :function (first key) :implied)))))
 
-(defun list-specializer-p (specializer)
-  "Return true when SPECIALIZER is an EQL specializer of a list with elements."
-  (consp (sb-mop:eql-specializer-object specializer)))
-
 (defun method-key (method)
   "Return the name by which METHOD is recorded, a key of EQUAL hash tables: a list of the name of its generic function, a list
-of its qualifiers, and a list of the names of its specializers. An EQL specializer has the name (EQL object), unless the
-object is a list, which may be circular."
+of its qualifiers, and a list of the names of its specializers. An EQL specializer has the name (EQL object); but if the
+object is a list, which may be circular, the name is the specializer itself, of which SBCL makes only one for an object."
   (list (sb-mop:generic-function-name (sb-mop:method-generic-function method))
         (method-qualifiers method)
         (mapcar (lambda (specializer)
-                  (typecase specializer
-                    (class (class-name specializer))
-                    ((and sb-mop:eql-specializer (not (satisfies list-specializer-p)))
-                     (list 'eql (sb-mop:eql-specializer-object specializer)))
-                    (t specializer)))
+                  (cond ((typep specializer 'class) (class-name specializer))
+                        ((and (typep specializer 'sb-mop:eql-specializer)
+                              (atom (sb-mop:eql-specializer-object specializer)))
+                         (list 'eql (sb-mop:eql-specializer-object specializer)))
+                        (t specializer)))
                 (sb-mop:method-specializers method))))
 
 ;;; Definitions that come with a class
@@ -187,9 +183,9 @@ found."
         (setf position (or form-end (position #\Newline text :start position) (return forms)))))))
 
 (defun variable-forms (text definitions)
-  "Return an alist of the variables among DEFINITIONS, an alist as in LOADED-FILE, that forms as in DEFVAR-FORMS in TEXT, a source
-file's text, define. Keys are symbols; values are as in DEFVAR-FORMS. If the file has several such forms, or defines
-several variables, with the same symbol name, omit them: the forms are found by this name alone."
+  "Return an alist of the variables among DEFINITIONS, an alist as in LOADED-FILE, that forms as in DEFVAR-FORMS in TEXT,
+a source file's text, define. Keys are symbols; values are as in DEFVAR-FORMS. If the file has several such forms, or
+defines several variables, with the same symbol name, omit them: the forms are found by this name alone."
   (when (find :variable definitions :key #'caar)
     (let ((forms (guarded (defvar-forms text) (failure) '())))
       (and forms
@@ -225,6 +221,8 @@ LOADED-FILE of the previous version, or NIL; its definitions that NOW does not c
     (if before
         (make-loaded-file :definitions (merged (loaded-file-definitions now) (loaded-file-definitions before))
                           :variables (merged (loaded-file-variables now) (loaded-file-variables before))
+                          :text-hash (and (eql (loaded-file-text-hash now) (loaded-file-text-hash before))
+                                          (loaded-file-text-hash now))
                           :incomplete t)
         now)))
 

@@ -179,8 +179,7 @@ count as the file's, because SBCL does not make them every time."
                                             (apply set value name arguments))
                       (if value
                           (note-definition ,kind name)
-                          (let ((*file-definitions* nil))
-                            (note-removal '(,kind) name lines))))))
+                          (note-removal '(,kind) name lines)))))
                 'definitions)))
   (define (setf find-class) :class)
   (define (setf compiler-macro-function) :compiler-macro))

@@ -79,7 +79,8 @@ included only if SYSTEM is true."
     (and (functionp function) (function-code function))))
 
 (defvar *method-codes* nil
-  "The results of METHOD-CODES for this request, an EQ hash table, so that the methods of a generic function are visited once.")
+  "The results of METHOD-CODES for this request, an EQ hash table, so that the methods of a generic function are visited
+once.")
 
 (defun method-codes (generic-function)
   "Return an EQ hash table whose keys are the code components of the bodies of GENERIC-FUNCTION's methods."

@@ -196,7 +196,13 @@ in the name."
       (format nil "~A ~A" (substitute #\Space #\- (string-downcase kind))
               (if (eq kind :method)
                   (destructuring-bind (function qualifiers specializers) name
-                    (format nil "~S~{ ~S~} ~S" function qualifiers specializers))
+                    (let ((*print-circle* t))
+                      (format nil "~S~{ ~S~} ~S" function qualifiers
+                              (mapcar (lambda (specializer)
+                                        (if (typep specializer 'sb-mop:eql-specializer)
+                                            (list 'eql (sb-mop:eql-specializer-object specializer))
+                                            specializer))
+                                      specializers))))
                   (prin1-to-string name))))))
 
 (defun names-text (names &optional (max-length +max-names-length+))

@@ -573,14 +573,23 @@ fn load_of_an_unchanged_file_names_no_obsolete_definition() {
         "(defgeneric kind (x))
          (defmethod kind ((x (eql '#1=(1 . #1#)))) :circular)
          (defvar *made* nil)
-         (unless *made* (setf *made* t) (eval (read-from-string \"(defun made () 1)\")))",
+         (unless *made* (setf *made* t) (eval (read-from-string \"(defun made () 1)\")))
+         (defvar *fail* nil)
+         (when *fail* (error \"at load\"))",
     );
+    let loaded = "Loaded once.lisp: 1 file, T s";
+    assert_eq!(load(&mut server, json!({"path": "once.lisp"})), loaded);
+    server.evaluate("(setf *fail* t)");
+    let text = load_err(&mut server, json!({"path": "once.lisp"}));
+    assert!(text.contains("at load"), "{text}");
+    server.evaluate("(setf *fail* nil)");
     for _ in 0..2 {
-        assert_eq!(load(&mut server, json!({"path": "once.lisp"})), "Loaded once.lisp: 1 file, T s");
+        assert_eq!(load(&mut server, json!({"path": "once.lisp"})), loaded);
     }
     project.write("once.lisp", "(defvar *made* nil)");
     let text = load(&mut server, json!({"path": "once.lisp"}));
     assert!(text.contains("no longer contains: function KIND"), "{text}");
+    assert!(text.contains("method KIND ((EQL #1=(1 . #1#)))"), "{text}");
 }
 
 #[test]
