@@ -108,7 +108,26 @@ the removals."
     (mapc #'note-change lines))
   (dolist (kind (mapcar #'listed-kind kinds))
     (unless (existing-definition-p kind name)
-      (remhash (list kind name) **definitions**))))
+      (remhash (list kind name) **definitions**)))
+  (when (member :package kinds)
+    (forget-homeless-definitions)))
+
+(defun forget-homeless-definitions ()
+  "Forget the definitions and definers of names without a package, as after DELETE-PACKAGE. The tables would keep the names,
+and all that they name, for ever."
+  (labels ((homeless-p (name)
+             (let ((symbol (function-name-symbol name)))
+               (and symbol (symbolp symbol) (null (symbol-package symbol)))))
+           (forget (table key-name)
+             (declare (type function key-name))
+             (sb-ext:with-locked-hash-table (table)
+               (loop for key being the hash-keys of table
+                     when (homeless-p (funcall key-name key))
+                       do (remhash key table)))))
+    (forget **definitions** #'second)
+    (forget **last-definers** (lambda (key)
+                                (destructuring-bind (kind . name) key
+                                  (if (eq kind :method) (first name) name))))))
 
 (defun note-renamed-package (package old)
   "Record that RENAME-PACKAGE has renamed PACKAGE, or only changed its nicknames. OLD is the package's former name, or NIL if it

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::process::{Pid, getppid};
@@ -17,6 +17,9 @@ use crate::rpc::event_loop::Service;
 use crate::rpc::framing::Line;
 use crate::rpc::inflight::Inflight;
 use crate::rpc::route::{self, MarkedContent};
+
+/// The time after which timers are tried again that had to wait for the session's lock.
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The conversations with the first client and with the clients that are attached to the supervisor.
 #[derive(Debug)]
@@ -209,6 +212,9 @@ impl Service for Server {
     }
 
     fn run_timers(&self, now: Instant) -> Option<Instant> {
+        if !self.main.tools().session().is_unlocked() {
+            return Some(now + LOCK_RETRY_INTERVAL);
+        }
         let attached: Vec<_> = self.attached.lock().values().cloned().collect();
         attached.iter().chain([&self.main]).filter_map(|conversation| conversation.inflight().run_timers(now)).min()
     }
@@ -264,6 +270,9 @@ impl Service for SingleClient {
     }
 
     fn run_timers(&self, now: Instant) -> Option<Instant> {
+        if !self.conversation.tools().session().is_unlocked() {
+            return Some(now + LOCK_RETRY_INTERVAL);
+        }
         self.conversation.inflight().run_timers(now)
     }
 

@@ -140,14 +140,21 @@ impl Conversation {
             return self.handle_slow(line.to_vec(), number);
         }
         let decoded = decode(line);
-        if decoded.is_slow() {
+        if decoded.overtakes_slow_lines() {
+            return self.handle_decoded(decoded, line.len(), number);
+        }
+        let is_first = self.slow_lines.is_empty();
+        // A garbage collection may have stopped the thread that holds the session's lock. The event loop must not wait for it.
+        if decoded.is_slow() || is_first && !self.tools().session().is_unlocked() {
             return self.handle_slow(line.to_vec(), number);
         }
-        if decoded.overtakes_slow_lines() || self.slow_lines.is_empty() {
+        if is_first {
             return self.handle_decoded(decoded, line.len(), number);
         }
         let waiting = match decoded.cancelled_request() {
-            Some(id) if self.inflight().cancel(&id) => return self.inflight().output.send_done(number),
+            Some(id) if self.tools().session().is_unlocked() && self.inflight().cancel(&id) => {
+                return self.inflight().output.send_done(number);
+            }
             Some(id) => WaitingLine::Cancellation(number, id, line.len()),
             None => WaitingLine::Text(number, line.to_vec()),
         };

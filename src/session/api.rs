@@ -10,7 +10,7 @@ use super::operation::{Operation, RecordsBuilder};
 use super::post_processing::{BoundPostProcessing, PostProcessing};
 use super::reentry::{DEADLOCK, DEADLOCK_IN_BACKGROUND, FORKED, NO_THREADS};
 use super::scheduler::{JobWait, Request, SchedulerState};
-use super::{INSPECTION_TIMEOUT, Inner, PROGRESS_LOCK_TIME, Reply, utf32};
+use super::{INSPECTION_TIMEOUT, Inner, BRIEF_LOCK_TIME, Reply, utf32};
 use crate::config::{ImageConfig, Limits};
 use crate::error::{BootError, HoldEnd, InspectError};
 use crate::image::process::is_forked;
@@ -400,17 +400,17 @@ impl Session {
     /// Returns the same text as [`output_so_far`](Self::output_so_far), up to the end of a character, but at most `max`
     /// bytes. Also returns `None` while another thread keeps the scheduler's lock or the output's lock.
     pub(crate) fn output_part(&self, id: JobId, from: usize, max: usize) -> Option<String> {
-        let mut scheduler = self.inner.lock_for_progress()?;
+        let mut scheduler = self.inner.lock_briefly()?;
         let printed = printed_by(&mut scheduler, id)?;
         drop(scheduler);
-        printed.stdout_part(from, max, Some(PROGRESS_LOCK_TIME))
+        printed.stdout_part(from, max, Some(BRIEF_LOCK_TIME))
     }
 
     /// Returns the progress messages of a running evaluation so far, one per line, from byte `from` on, at most `max` bytes.
     /// Returns `None` when the evaluation does not run, or has no further messages, or while another thread keeps the
     /// scheduler's lock.
     pub(crate) fn progress_part(&self, id: JobId, from: usize, max: usize) -> Option<String> {
-        let mut scheduler = self.inner.lock_for_progress()?;
+        let mut scheduler = self.inner.lock_briefly()?;
         let text = scheduler.find(id.0)?.activity.outcome_builder()?.progress();
         part(&text, from, max).map(str::to_owned)
     }

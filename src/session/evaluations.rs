@@ -414,7 +414,7 @@ impl Session {
     /// Returns the same as [`blocking_evaluation`](Self::blocking_evaluation). Also returns `None` while another thread keeps
     /// the scheduler's lock.
     pub(crate) fn blocking_evaluation_for_progress(&self, id: u64) -> Option<(u64, Duration)> {
-        self.inner.lock_for_progress()?.blocking_evaluation(id)
+        self.inner.lock_briefly()?.blocking_evaluation(id)
     }
 
     /// Adds an evaluation of `code`, which job number `job` will run for this connection. Returns the evaluation's number.

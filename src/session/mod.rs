@@ -63,9 +63,9 @@ const INSPECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time after which an inspection no longer delays the inspections of other connections: another thread takes over.
 const HAND_OVER_TIME: Duration = Duration::from_millis(100);
 
-/// The time for which a progress report waits for the scheduler's lock, and for the output's lock. A report that does not get
-/// a lock is sent later.
-const PROGRESS_LOCK_TIME: Duration = Duration::from_micros(100);
+/// The time for which the event loop waits for the scheduler's lock, and for the output's lock, where it can do without: a
+/// progress report that does not get a lock is sent later, and another thread handles a line.
+const BRIEF_LOCK_TIME: Duration = Duration::from_micros(100);
 
 type Reply<T> = Box<dyn FnOnce(T) + Send>;
 
@@ -180,14 +180,21 @@ impl Inner {
         }
     }
 
-    /// Locks the scheduler state for a progress report. Returns `None` if another thread keeps the lock: a garbage collection
-    /// may have stopped this thread, and the event loop, which sends the reports, must not wait for the end of the collection.
-    fn lock_for_progress(&self) -> Option<MutexGuard<'_, SchedulerState>> {
-        self.scheduler.try_lock_for(PROGRESS_LOCK_TIME)
+    /// Locks the scheduler state. Returns `None` if another thread keeps the lock: a garbage collection may have stopped this
+    /// thread, and the event loop must not wait for the end of the collection.
+    fn lock_briefly(&self) -> Option<MutexGuard<'_, SchedulerState>> {
+        self.scheduler.try_lock_for(BRIEF_LOCK_TIME)
     }
 }
 
 impl Session {
+    /// Returns false while another thread keeps the scheduler's lock, for which most functions of this type wait. A garbage
+    /// collection may have stopped this thread.
+    #[cfg(feature = "mcp")]
+    pub(crate) fn is_unlocked(&self) -> bool {
+        self.inner.lock_briefly().is_some()
+    }
+
     /// Queues a request. In a forked process, which has no thread that could answer, drops the request with its reply.
     fn enqueue(&self, lane: Lane, job: Job, timeout: Option<Duration>, body: RequestBody) -> JobId {
         let id = JobId(job.id);
