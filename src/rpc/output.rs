@@ -3,12 +3,13 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 
 use super::WriteBuffer;
@@ -36,6 +37,10 @@ pub(crate) const MAX_UNREAD: usize = 64 << 20;
 const MAX_SUPERVISOR_BACKLOG: usize = 1 << 20;
 /// Maximum number of parts written at a time: a fast supervisor must not keep the thread from its other work.
 const MAX_PARTS_PER_TURN: usize = 16;
+/// Maximum length, in bytes, of a frame that a pipe accepts as a whole or not at all (`PIPE_BUF` in POSIX).
+const MAX_ATOMIC_WRITE: usize = if cfg!(target_os = "linux") { 4096 } else { 512 };
+/// Poll interval of a thread that waits until no thread writes directly.
+const DIRECT_WRITES_POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// Maximum length of an answer, and of all answers in unfinished batches together, in bytes. An error replaces an answer
 /// over this limit. The errors in a batch may exceed the limit.
 pub(crate) const MAX_ANSWER: usize = 128 << 20;
@@ -86,6 +91,7 @@ impl Default for EncodedLine {
 pub(crate) struct Output {
     fd: Arc<OwnedFd>,
     buffer: Arc<Mutex<Buffer>>,
+    direct: Arc<DirectWrites>,
     congestion: Arc<Congestion>,
     recipient: Recipient,
     /// The number of the connection to which the supervisor forwards messages.
@@ -103,6 +109,49 @@ struct Buffer {
     /// The bytes of other frames since the last part, while large answers wait.
     bytes_since_part: usize,
     is_broken: bool,
+}
+
+/// The small frames that threads write to the supervisor's pipe without the buffer's lock, because nothing waits in the buffer.
+/// A pipe accepts such a frame as a whole or not at all. Most frames are small, and a garbage collection may stop a Lisp
+/// thread that holds the lock, so other threads should seldom need it.
+#[derive(Debug, Default)]
+struct DirectWrites {
+    /// The number of threads that may be writing directly.
+    writers: AtomicUsize,
+    /// True while something waits in the buffer, and while a thread that holds the buffer's lock writes.
+    are_excluded: AtomicBool,
+    /// The buffer's backlog and its flag `is_broken`, for threads that do not wait for the buffer's lock.
+    backlog: AtomicUsize,
+    is_broken: AtomicBool,
+}
+
+/// The locked buffer, while no thread writes directly. Dropping it allows direct writes unless something waits in the buffer.
+struct ExclusiveBuffer<'o> {
+    buffer: MutexGuard<'o, Buffer>,
+    direct: &'o DirectWrites,
+}
+
+impl Deref for ExclusiveBuffer<'_> {
+    type Target = Buffer;
+
+    fn deref(&self) -> &Buffer {
+        &self.buffer
+    }
+}
+
+impl DerefMut for ExclusiveBuffer<'_> {
+    fn deref_mut(&mut self) -> &mut Buffer {
+        &mut self.buffer
+    }
+}
+
+impl Drop for ExclusiveBuffer<'_> {
+    fn drop(&mut self) {
+        let (backlog, is_broken) = (self.buffer.backlog(), self.buffer.is_broken);
+        self.direct.backlog.store(backlog, Ordering::Relaxed);
+        self.direct.is_broken.store(is_broken, Ordering::Relaxed);
+        self.direct.are_excluded.store(backlog > 0 || is_broken, Ordering::Release);
+    }
 }
 
 /// The state of the backlog to the supervisor, for threads that wait until the backlog is small.
@@ -152,6 +201,7 @@ impl Output {
         Ok(Self {
             fd,
             buffer: Arc::new(Mutex::new(buffer)),
+            direct: Arc::default(),
             congestion: Arc::default(),
             recipient,
             connection: 0,
@@ -161,9 +211,10 @@ impl Output {
 
     /// Returns an output for another connection, with the same descriptor and buffer.
     pub(crate) fn for_connection(&self, connection: u64) -> Self {
-        let Self { fd, buffer, congestion, recipient, waker, .. } = self;
-        let (fd, buffer, congestion) = (fd.clone(), buffer.clone(), congestion.clone());
-        Self { fd, buffer, congestion, recipient: *recipient, connection, waker: waker.clone() }
+        let Self { fd, buffer, direct, congestion, recipient, waker, .. } = self;
+        let (fd, buffer, direct) = (fd.clone(), buffer.clone(), direct.clone());
+        let (congestion, waker) = (congestion.clone(), waker.clone());
+        Self { fd, buffer, direct, congestion, recipient: *recipient, connection, waker }
     }
 
     /// Returns true if a supervisor reads the output.
@@ -196,17 +247,42 @@ impl Output {
     /// Returns true if the client has too many unread bytes. A supervisor reads everything and counts the client's unread
     /// bytes itself; with a supervisor, only unwritten bytes of large answers to the client count here.
     pub(crate) fn has_excess_backlog(&self) -> bool {
-        let buffer = self.buffer.lock();
-        match self.recipient {
-            Recipient::Client => buffer.backlog() > MAX_UNREAD,
-            Recipient::Supervisor => buffer.large_answer_bytes(self.connection) > MAX_UNREAD,
-        }
+        // Most backlogs are small: this needs no lock.
+        self.backlog() > MAX_UNREAD
+            && (!self.is_framed() || self.buffer.lock().large_answer_bytes(self.connection) > MAX_UNREAD)
     }
 
     /// Returns true if the backlog is small enough to read more requests. Large answers to a supervisor do not count.
     pub(crate) fn accepts_requests(&self) -> bool {
-        let max = if self.is_framed() { MAX_SUPERVISOR_BACKLOG } else { MAX_UNREAD };
-        self.buffer.lock().bytes.backlog() <= max
+        if self.is_framed() {
+            !self.congestion.is_present.load(Ordering::Acquire)
+        } else {
+            self.backlog() <= MAX_UNREAD
+        }
+    }
+
+    /// Locks the buffer, and waits until no thread writes directly.
+    fn lock_to_write(&self) -> ExclusiveBuffer<'_> {
+        let locked = ExclusiveBuffer { buffer: self.buffer.lock(), direct: &self.direct };
+        // Sequentially consistent, like `write_directly`: that thread sees the exclusion, or this thread sees the writer.
+        self.direct.are_excluded.store(true, Ordering::SeqCst);
+        while self.direct.writers.load(Ordering::SeqCst) > 0 {
+            std::thread::sleep(DIRECT_WRITES_POLL_INTERVAL);
+        }
+        locked
+    }
+
+    /// Writes a frame without the buffer's lock, if nothing waits in the buffer and the pipe has room for the frame. Returns
+    /// true if the frame was written.
+    fn write_directly(&self, frame: &[u8]) -> bool {
+        if !self.is_framed() || frame.len() > MAX_ATOMIC_WRITE {
+            return false;
+        }
+        self.direct.writers.fetch_add(1, Ordering::SeqCst);
+        let is_written =
+            !self.direct.are_excluded.load(Ordering::SeqCst) && rustix::io::write(&self.fd, frame).is_ok();
+        self.direct.writers.fetch_sub(1, Ordering::Release);
+        is_written
     }
 
     /// Waits until the backlog to the supervisor is small enough to begin another request. Does not wait for a client.
@@ -255,7 +331,7 @@ impl Output {
 
     /// Moves all parts of large answers into the buffer, so that later frames follow them.
     pub(crate) fn queue_large_answers(&self) {
-        let mut buffer = self.buffer.lock();
+        let mut buffer = self.lock_to_write();
         while !buffer.large.is_empty() {
             buffer.put_next_part();
         }
@@ -274,7 +350,7 @@ impl Output {
 
     /// Writes as much of the backlog as the descriptor accepts.
     pub(crate) fn flush(&self) {
-        let mut buffer = self.buffer.lock();
+        let mut buffer = self.lock_to_write();
         let result = buffer.bytes.flush();
         buffer.record_result(result);
         buffer.write_parts(MAX_PARTS_PER_TURN);
@@ -283,12 +359,12 @@ impl Output {
 
     /// Returns the number of bytes left to write.
     pub(crate) fn backlog(&self) -> usize {
-        self.buffer.lock().backlog()
+        self.direct.backlog.load(Ordering::Relaxed)
     }
 
     /// Returns true if a write has failed, for instance because the other end is closed.
     pub(crate) fn is_broken(&self) -> bool {
-        self.buffer.lock().is_broken
+        self.direct.is_broken.load(Ordering::Relaxed)
     }
 
     fn put(&self, kind: FrameKind, call: u64, EncodedLine(mut bytes): EncodedLine) {
@@ -307,6 +383,9 @@ impl Output {
     }
 
     fn write(&self, bytes: &[u8]) {
+        if self.write_directly(bytes) {
+            return;
+        }
         self.write_and_wake(|buffer| {
             let result = buffer.bytes.put(bytes);
             buffer.record_result(result);
@@ -317,7 +396,7 @@ impl Output {
     /// Calls `write` unless the output is broken. If there was no backlog before and `write` leaves some, or if `write`
     /// breaks the output, wakes the thread that calls [`Self::flush`].
     fn write_and_wake(&self, write: impl FnOnce(&mut Buffer)) {
-        let mut buffer = self.buffer.lock();
+        let mut buffer = self.lock_to_write();
         if buffer.is_broken {
             return;
         }
