@@ -54,6 +54,9 @@ fails within a binding has changed nothing."
 (defvar *evaluation* nil
   "The evaluation to which this thread belongs, or NIL.")
 
+(defvar *held-evaluation* nil
+  "The number of the evaluation that is held in this thread, or NIL.")
+
 (defun forget-setting-changes ()
   "Have COUNT-CHANGES ignore the changes of the shared settings that it has not counted yet."
   (setf (evaluation-settings *evaluation*) (shared-settings)))

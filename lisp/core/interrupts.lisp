@@ -107,6 +107,40 @@ cleanup forms use up this room, too, this function is called again."
                   (format nil "The ~(~A~) stack was exhausted again while the first exhaustion was being handled: ~
                                handlers and cleanup forms must not use much stack." name)))))))
 
+;;; Locks for which an evaluation waits
+(defun lock-owner (owner)
+  "Return the phrase that names OWNER, a value of MUTEX-OWNER, in a sentence: an evaluation or a thread. The second value is
+the number of the evaluation that is held in OWNER, or NIL."
+  (flet ((value (variable)
+           (sb-thread:symbol-value-in-thread variable owner nil)))
+    (if (typep owner 'sb-thread:thread)
+        (let* ((held (value '*held-evaluation*))
+               (evaluation (value '*evaluation*))
+               (number (or held (and evaluation (evaluation-number evaluation)))))
+          (values (format nil "~:[~A~@[ of evaluation ~D~]~;~*evaluation ~D~]"
+                          (and number (find owner **evaluation-threads** :test #'eq)) (thread-title owner) number)
+                  held))
+        "a thread that has ended")))
+
+(defun notify-of-lock (job-id thread)
+  "If THREAD, which performs the evaluation job JOB-ID, waits for a lock, notify the user of the lock and its owner. Another
+thread calls this function before it interrupts THREAD at a time limit, because SBCL hides the lock from THREAD's own
+interruptions (WITHOUT-THREAD-WAITING-FOR in src/code/thread.lisp). A wait with a time limit of its own is not found: SBCL
+keeps its lock in a list on the stack of THREAD."
+  (let* ((lock (sb-thread::thread-waiting-for thread))
+         (owner (and (typep lock 'sb-thread:mutex)
+                     (find thread **evaluation-threads** :test #'eq)
+                     ;; An earlier interruption may wait for a lock, too, to print the frames.
+                     (not (sb-thread:symbol-value-in-thread '*capturing-interruption* thread nil))
+                     (sb-thread:mutex-owner lock))))
+    (when owner
+      (multiple-value-bind (title held) (lock-owner owner)
+        (let ((*job-id* job-id))
+          (push-notice "At the time limit, this evaluation was waiting for ~:[a lock without a name~;the lock ~:*~S~], ~
+                        which ~A owns.~@[ Evaluation ~D is held for debugging: to free the lock, the client that holds the ~
+                        evaluation must choose one of its restarts, or abort it.~]"
+                       (sb-thread:mutex-name lock) title held))))))
+
 ;;; Interrupting an evaluation
 (defun capture-interruption (reason hook)
   "Push an error for the interruption of this evaluation, with the frames of the interrupted code, and return the values of

@@ -52,6 +52,16 @@
          (progn (sb-thread:release-mutex mutex)
                 (eql 0 (mutex-state mutex))))))
 
+(define-assumption "the slot of a thread that contains the mutex for which the thread waits"
+  (let* ((mutex (sb-thread:make-mutex))
+         (thread nil))
+    (prog1 (sb-thread:with-mutex (mutex)
+             (setf thread (sb-thread:make-thread (lambda () (sb-thread:grab-mutex mutex)) :name "probe"))
+             (loop repeat 10000
+                   thereis (eq mutex (sb-thread::thread-waiting-for thread))
+                   do (sleep 0.001)))
+      (sb-thread:join-thread thread))))
+
 (define-assumption "the slots of an ended thread that MARK-MISSING-THREADS-DEAD sets"
   (let ((thread (sb-thread:make-thread (lambda ()) :name "probe")))
     (sb-thread:join-thread thread)

@@ -74,6 +74,7 @@ if the evaluation is released. Stop any non-local exit that does not come from a
 example an exit from a timer's function."
   (let ((*held-condition* condition)
         (*held-frames* frames)
+        (*held-evaluation* (evaluation-number *evaluation*))
         (sb-thread::*interrupt-handler* #'contain-held-interruption)
         (job nil)
         (leaving nil))

@@ -82,19 +82,23 @@ the job may be about to begin."
 (defun run-interrupt (job)
   "Perform an :INTERRUPT job. JOB's argument is the number of the job to interrupt, or 0 for none. Notify the host when the
 thread of that job takes the interruption, or at once if there is no such thread. JOB's flags are the reason for the
-interruption. If the reason is that the heap is nearly full, also end threads of the user."
+interruption. If the reason is a time limit, also notify the user of the lock for which that thread waits. If the reason is
+that the heap is nearly full, also end threads of the user."
   (let ((target (job-argument job))
         (reason (job-flags job)))
     (when (eql reason +interrupt-heap+)
       (end-threads-for-heap))
     (unless (zerop target)
-      (guarded (interrupt-outside-foreign-code
-                (or (find-job-thread target) (error "Job ~D has no thread." target))
-                (lambda ()
-                  (event target (event-code :interrupted))
-                  (cond ((not (eql reason +interrupt-heap+)) (interrupt-evaluation target reason))
-                        ;; The end of a garbage collection may already have ended this evaluation.
-                        ((and (eql target *job-id*) (not *ended-for-heap*)) (end-evaluation-for-heap)))))
+      (guarded (let ((thread (or (find-job-thread target) (error "Job ~D has no thread." target))))
+                 (when (eql reason +interrupt-timeout+)
+                   (guarded (notify-of-lock target thread) (failure) nil))
+                 (interrupt-outside-foreign-code
+                  thread
+                  (lambda ()
+                    (event target (event-code :interrupted))
+                    (cond ((not (eql reason +interrupt-heap+)) (interrupt-evaluation target reason))
+                          ;; The end of a garbage collection may already have ended this evaluation.
+                          ((and (eql target *job-id*) (not *ended-for-heap*)) (end-evaluation-for-heap))))))
           (failure)
         (event target (event-code :interrupted))))))
 

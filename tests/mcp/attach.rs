@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::client::{DEADLINE, Scratch, Server, binary, call_err, call_ok, evaluate_err, last_error, outcome};
+use crate::client::{
+    DEADLINE, Scratch, Server, binary, call_err, call_ok, evaluate_err, last_error, outcome, short_limit,
+};
 use crate::processes::{is_alive, kill_worker, signal, stop_worker, wait_until};
 use crate::server_mode::{Mode, both_modes};
 use crate::stalls::BUSY_LIMIT;
@@ -598,6 +600,37 @@ fn hold_ends_after_its_time_while_another_evaluation_waits_for_its_lock(mode: Mo
     assert!(outcome(&client.answer(waiting)).0.ends_with("=> 7"));
     let text = server.evaluate("1");
     assert!(text.starts_with("[notice]\nThe evaluation held for debugging was ended: the hold timed out."), "{text}");
+}
+
+#[apply(both_modes)]
+fn timeout_names_the_held_evaluation_that_owns_the_lock(mode: Mode) {
+    let (_runtime, mut server, mut client) = RuntimeDirectory::with_client(mode);
+    server.evaluate(
+        "(defvar *lock* (sb-thread:make-mutex :name \"mine\"))
+         (defpackage :one (:use) (:export #:x)) (defpackage :other (:use) (:export #:x))
+         (defpackage :user-of-one (:use :one))
+         (defclass unfinished (undefined) ())",
+    );
+    let cases = [
+        ("(sb-thread:with-mutex (*lock*) (error \"held\"))", "(sb-thread:with-mutex (*lock*) 7)", "mine"),
+        ("(use-package :other :user-of-one)", "(intern \"NEW\" :user-of-one)", "Package Graph Lock"),
+        ("(make-instance 'unfinished)", "(defclass finished () ())", "PCL global mutex"),
+    ];
+    for (round, (owns, waits, lock)) in cases.into_iter().enumerate() {
+        let text = call_err(&mut server, "evaluate-lisp", json!({"code": owns, "on-error": "debug"}));
+        assert!(text.contains("[Debugger]\nHeld."), "{text}");
+        let text = client.call_err("evaluate-lisp", json!({"code": waits, "timeout": short_limit()}));
+        // The definitions were the first evaluation, and each round has three.
+        let held = 3 * round + 2;
+        let notice = format!(
+            "At the time limit, this evaluation was waiting for the lock \"{lock}\", which evaluation {held} owns. \
+             Evaluation {held} is held for debugging: to free the lock, the client that holds the evaluation must \
+             choose one of its restarts, or abort it.\n"
+        );
+        assert!(text.contains("[ERROR] TIMEOUT\n") && text.matches(&notice).count() == 1, "{waits}: {text}");
+        call_ok(&mut server, "abort-evaluation", json!({}));
+        client.evaluate(waits);
+    }
 }
 
 /// A person at the REPL resets the session with a command, and an agent with a tool.

@@ -320,6 +320,29 @@ fn progress_names_the_evaluation_a_queued_call_waits_for() {
 }
 
 #[test]
+fn timeout_names_the_running_evaluation_or_the_thread_that_owns_the_lock() {
+    let mut server = Server::ready();
+    define_semaphore(&mut server);
+    server.evaluate("(defvar *lock* (sb-thread:make-mutex)) (defvar *owned* (sb-thread:make-semaphore))");
+    let own = format!("(sb-thread:with-mutex (*lock*) (sb-thread:signal-semaphore *owned*) {WAIT})");
+    let await_owned = "(sb-thread:wait-on-semaphore *owned*)";
+    let time_out = |server: &mut Server, owner: &str| {
+        let arguments = json!({"code": "(sb-thread:with-mutex (*lock*) 7)", "timeout": short_limit()});
+        let text = call_err(server, "evaluate-lisp", arguments);
+        let notice = format!("was waiting for a lock without a name, which {owner} owns.\n");
+        assert!(text.contains("[ERROR] TIMEOUT\n") && text.contains(&notice), "{text}");
+    };
+    let id = begin(&mut server, &own);
+    server.evaluate(await_owned);
+    time_out(&mut server, &format!("evaluation {id}"));
+    server.evaluate("(sb-thread:signal-semaphore *gate*)");
+    // Before this evaluation: `id` and three others.
+    server.evaluate(&format!("(sb-thread:make-thread (lambda () {own}) :name \"owner\") {await_owned}"));
+    time_out(&mut server, &format!("thread owner of evaluation {}", id + 4));
+    server.evaluate("(sb-thread:signal-semaphore *gate*)");
+}
+
+#[test]
 fn abort_thread_fails_the_evaluation_and_the_session_continues() {
     let mut server = Server::ready();
     let id = begin(&mut server, "(sb-thread:abort-thread)");

@@ -69,6 +69,8 @@ fn stuck_evaluation_is_abandoned_and_other_requests_still_work(#[case] code: &st
         false => "and did not respond to an interrupt (",
     };
     assert!(text.contains(reason), "{text}");
+    let lock = "waiting for a lock without a name, which thread (unnamed) of evaluation 1 owns.\n";
+    assert_eq!(text.contains(lock), code.contains("(sb-thread:with-mutex (m) 1)"), "{text}");
     let (text, _) = server.call_tool("describe-last-error", json!({}));
     assert!(text.contains("TIMEOUT"), "{text}");
     for (code, value) in [
