@@ -67,6 +67,38 @@ code, or by code that interrupted JOB, such as a timer's function."
                              resume from the frame. If the code makes no such exit, a timer or another thread made the ~
                              exit.")))))
 
+;;; Variables of held frames
+
+(defstruct (variable-frame (:include sb-di::compiled-frame)
+                           (:constructor make-variable-frame (pointer debug-fun code-location number escaped))
+                           (:copier nil)
+                           (:predicate nil))
+  "A held frame, as code that EVAL-IN-FRAME evaluates refers to it to access the frame's variables. The code may contain
+functions that outlive the frame. ENDED is true once the evaluation is no longer held: the stack memory of the frame may then
+have other contents."
+  (ended nil))
+
+(defvar *variable-frames* '()
+  "An alist from the frames of the held evaluation in which code was evaluated to their VARIABLE-FRAMEs.")
+
+(defun ensure-variable-frame (frame)
+  "Return the VARIABLE-FRAME of FRAME, a frame of the held evaluation. If there is none, make it."
+  (or (cdr (assoc frame *variable-frames* :test #'eq))
+      (let ((new (make-variable-frame (sb-di::frame-pointer frame) (sb-di:frame-debug-fun frame)
+                                      (sb-di:frame-code-location frame) (sb-di:frame-number frame)
+                                      (sb-di::compiled-frame-escaped frame))))
+        (push (cons frame new) *variable-frames*)
+        new)))
+
+(defun check-variable-frame (variable frame)
+  "Signal an error if FRAME, in which the SB-DI:DEBUG-VAR VARIABLE is accessed, is a VARIABLE-FRAME that has ended."
+  (when (and (typep frame 'variable-frame) (variable-frame-ended frame))
+    (let ((name (sb-di:debug-var-symbol variable)))
+      (error "~S is the variable of a frame that was held for debugging when this code was evaluated in it. The evaluation is ~
+              no longer held, so the variable's value is unknown. Code that is to be called later must bind the variable ~
+              itself, as in (let ((~:*~S ~:*~S)) (lambda () ~:*~S))."
+             name))))
+
 (defun hold-evaluation (condition frames)
   "Report that the evaluation is held because it failed with CONDITION or, if CONDITION is NIL, was interrupted. Perform
 the host's commands until one of them resumes or releases the evaluation. FRAMES is a value of USER-FRAMES. Return only
@@ -75,6 +107,7 @@ example an exit from a timer's function."
   (let ((*held-condition* condition)
         (*held-frames* frames)
         (*held-evaluation* (evaluation-number *evaluation*))
+        (*variable-frames* '())
         (sb-thread::*interrupt-handler* #'contain-held-interruption)
         (job nil)
         (leaving nil))
@@ -88,35 +121,38 @@ example an exit from a timer's function."
     (event *job-id* (event-code :held))
     (flush-output)
     (push-done nil)
-    (loop
-      (catch 'still-held
-        (unwind-protect
-             (progn
-               (setf job (next-held-job))
-               (when (or (null job) (eq (job-kind job) :release))
-                 (forget-setting-changes)
-                 (setf leaving t)
-                 (return))
-               (let ((sb-thread::*interrupt-handler* nil))
-                 (multiple-value-bind (success resume) (run-held-command job)
-                   ;; The function that resumes the evaluation runs under the evaluation's own handlers.
-                   (when resume
-                     (forget-setting-changes)
-                     (setf leaving t)
-                     (when (eq resume :release)
-                       (event *job-id* (event-code :released))
-                       (return))
-                     (funcall (the function resume))
-                     (count-changes)
-                     (setf leaving nil))
-                   (end-held-job success)
-                   (setf job nil))))
-          (unless leaving
-            (when job
-              (report-stopped-exit job)
-              (end-held-job nil)
-              (setf job nil))
-            (throw 'still-held nil))))))
+    (unwind-protect
+         (loop
+           (catch 'still-held
+             (unwind-protect
+                  (progn
+                    (setf job (next-held-job))
+                    (when (or (null job) (eq (job-kind job) :release))
+                      (forget-setting-changes)
+                      (setf leaving t)
+                      (return))
+                    (let ((sb-thread::*interrupt-handler* nil))
+                      (multiple-value-bind (success resume) (run-held-command job)
+                        ;; The function that resumes the evaluation runs under the evaluation's own handlers.
+                        (when resume
+                          (forget-setting-changes)
+                          (setf leaving t)
+                          (when (eq resume :release)
+                            (event *job-id* (event-code :released))
+                            (return))
+                          (funcall (the function resume))
+                          (count-changes)
+                          (setf leaving nil))
+                        (end-held-job success)
+                        (setf job nil))))
+               (unless leaving
+                 (when job
+                   (report-stopped-exit job)
+                   (end-held-job nil)
+                   (setf job nil))
+                 (throw 'still-held nil)))))
+      (loop for (nil . frame) in *variable-frames*
+            do (setf (variable-frame-ended frame) t))))
   ;; Errors in the evaluation's cleanup forms do not hold the evaluation again.
   (setf *hold-errors* nil))
 
@@ -497,7 +533,7 @@ failed. Return a list of the values of the last form, and true unless a form fai
                                 (sb-debug::*current-frame* frame))
                             (with-user-code-boundary ()
                               (if (frame-has-variables-p frame)
-                                  (sb-di:eval-in-frame frame form)
+                                  (sb-di:eval-in-frame (ensure-variable-frame frame) form)
                                   (evaluate-in-lexenv form)))))
                          done t)
                 (funcall defined form *form-start* end package-name done))))))))))

@@ -43,11 +43,11 @@ text before it."
        (print-value-as-argument (symbol-value name) stream)))))
 
 (defun print-lambda-list (lambda-list stream)
-  "Print LAMBDA-LIST to STREAM without package prefixes, which would only make it longer."
+  "Print LAMBDA-LIST to STREAM without package prefixes, which would only make it longer. Keywords keep their colons."
   (labels ((bare (object)
              (typecase object
                (cons (cons (bare (car object)) (bare (cdr object))))
-               ((and symbol (not null)) (make-symbol (symbol-name object)))
+               ((and symbol (not (or null keyword))) (make-symbol (symbol-name object)))
                (t object))))
     (let ((*print-gensym* nil) (*print-length* nil) (*print-level* nil) (*print-circle* nil))
       (prin1 (bare lambda-list) stream))))

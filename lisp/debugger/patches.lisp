@@ -14,6 +14,17 @@
       (call-with-closures-marked lexenv #'compile-form)))
   'closures)
 
+;; Code that was evaluated in a held frame must not access the stack memory of the frame after the hold.
+(define-patch sb-di:debug-var-value (debug-var frame)
+  (lambda (value variable frame)
+    (check-variable-frame variable frame)
+    (funcall (the function value) variable frame)))
+
+(define-patch (setf sb-di:debug-var-value) (new-value debug-var frame)
+  (lambda (set value variable frame)
+    (check-variable-frame variable frame)
+    (funcall (the function set) value variable frame)))
+
 (define-patch sb-di:debug-fun-closure-name (debug-fun frame)
   #'closure-name)
 

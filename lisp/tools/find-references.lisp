@@ -118,7 +118,11 @@ global name."
                                    (and (fboundp defined) (global-function defined)))))
                (and definition (eq code (function-code definition)))))
             ((macro-function name) (eq code (function-code (macro-function name))))
-            (t (and (fboundp name) (eq code (function-code (global-function name)))))))))
+            ((fboundp name) (eq code (function-code (global-function name))))
+            ;; A function that was removed from its name leaves an object behind. Otherwise the name never was a global one,
+            ;; as that of a NAMED-LAMBDA.
+            ((sb-int:find-fdefn name) nil)
+            (t :unknown)))))
 
 (defun live-functions (code)
   "Return the simple functions of the component CODE, without top-level forms. Return NIL if these functions can no longer be
@@ -386,10 +390,12 @@ note on code that was not examined."
     (cond ((and macro (not (xrefs-recorded-p name)))
            (push-note "SBCL keeps no records of where its own macros, such as ~A, are expanded." (printed-name name)))
           (macro
-           (push-note "Not searched: files that are not loaded, and code compiled with (space 3)."))
+           (push-note "Not searched: top-level code outside functions, files that are not loaded, and code compiled with ~
+                    (space 3)."))
           ((xrefs-recorded-p name)
-           (push-note "Not searched: ~A in quoted lists, names computed for FUNCALL, recursive calls~:[ and~;,~] files that ~
-                       are not loaded~:*~@[, and inlined calls in code compiled with (space 3)~]."
+           (push-note "Not searched: ~A in quoted lists, names computed for FUNCALL, recursive calls, top-level code outside ~
+                       functions~:[ and~;,~] files that are not loaded~:*~@[, and inlined calls in code compiled with ~
+                       (space 3)~]."
                       (printed-name name)
                       (eq 'inline (sb-int:info :function :inlinep name))))
           (t
@@ -511,7 +517,7 @@ no cross-reference to SYMBOL but contains SYMBOL as data."
                  (printed-name symbol)))
     (if (xrefs-recorded-p symbol)
         (push-note "Not searched: SET, PROGV and SYMBOL-VALUE of a computed symbol, quoted lists, ~
-                    ~:[~;code compiled with (space 3), ~]and files that are not loaded."
+                    top-level code outside functions, ~:[~;code compiled with (space 3), ~]and files that are not loaded."
                    (member relation '("sets" "binds") :test #'equal))
         (push-note "SBCL keeps no cross-references to its own names, such as ~A~:[: only code that contains the symbol as ~
                     data can be found~;~]."
@@ -529,7 +535,8 @@ records an expansion of a compiler macro as a call."
     (when compiler-macro
       (push-note "SBCL records the expansions of a compiler macro as calls: the list may have calls that are not expanded."))
     (if (xrefs-recorded-p name)
-        (push-note "Not searched: files that are not loaded, and code compiled with (space 3).")
+        (push-note "Not searched: top-level code outside functions, files that are not loaded, and code compiled with ~
+                    (space 3).")
         (push-note "SBCL keeps no records of where its own macros, such as ~A, are expanded." (printed-name name)))))
 
 (defun object-location (object name)

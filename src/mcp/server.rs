@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use rustix::process::{Pid, getppid};
@@ -15,11 +15,8 @@ use crate::recovery::state::ClientState;
 use crate::recovery::status_page::{StatusField, StatusPage};
 use crate::rpc::event_loop::Service;
 use crate::rpc::framing::Line;
-use crate::rpc::inflight::Inflight;
+use crate::rpc::inflight::{Inflight, LOCK_RETRY_INTERVAL};
 use crate::rpc::route::{self, MarkedContent};
-
-/// The time after which timers are tried again that had to wait for the session's lock.
-const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The conversations with the first client and with the clients that are attached to the supervisor.
 #[derive(Debug)]

@@ -130,7 +130,14 @@ impl Conversation {
         self.slow_lines.is_empty() && self.inflight().is_idle()
     }
 
-    /// Handles a line from the client: at once, or on another thread if the line is slow or must wait for a slow line.
+    /// Returns false while a line would wait for a lock that another thread keeps. A garbage collection may have stopped this
+    /// thread, and the event loop must not wait for the end of the collection.
+    fn is_unlocked(&self) -> bool {
+        self.inflight().is_unlocked() && self.tools().session().is_unlocked()
+    }
+
+    /// Handles a line from the client: at once, or on another thread if the line is slow, must wait for a slow line, or would
+    /// wait for a lock.
     /// `number` is the call number.
     pub(super) fn receive(self: &Arc<Self>, line: &[u8], number: u64) {
         if self.tools().is_being_replaced() {
@@ -140,19 +147,18 @@ impl Conversation {
             return self.handle_slow(line.to_vec(), number);
         }
         let decoded = decode(line);
-        if decoded.overtakes_slow_lines() {
+        if decoded.overtakes_slow_lines() && self.inflight().is_unlocked() {
             return self.handle_decoded(decoded, line.len(), number);
         }
         let is_first = self.slow_lines.is_empty();
-        // A garbage collection may have stopped the thread that holds the session's lock. The event loop must not wait for it.
-        if decoded.is_slow() || is_first && !self.tools().session().is_unlocked() {
+        if decoded.is_slow() || is_first && !self.is_unlocked() {
             return self.handle_slow(line.to_vec(), number);
         }
         if is_first {
             return self.handle_decoded(decoded, line.len(), number);
         }
         let waiting = match decoded.cancelled_request() {
-            Some(id) if self.tools().session().is_unlocked() && self.inflight().cancel(&id) => {
+            Some(id) if self.is_unlocked() && self.inflight().cancel(&id) => {
                 return self.inflight().output.send_done(number);
             }
             Some(id) => WaitingLine::Cancellation(number, id, line.len()),

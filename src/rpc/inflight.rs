@@ -39,6 +39,10 @@ pub(crate) const OUTPUT_OFFSET_KEY: &str = "sbcl-mcp/output-from";
 const MAX_TIMERS_PER_TURN: usize = 256;
 /// Maximum duration of a timer.
 const MAX_TIMER: Duration = Duration::from_secs(86_400);
+/// The time for which the event loop waits for the lock of the pending requests, where it can do without.
+const BRIEF_LOCK_TIME: Duration = Duration::from_micros(100);
+/// The time after which the event loop tries again to run timers, when another thread has kept a lock that they need.
+pub(crate) const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 type CancelFn = Box<dyn FnOnce() + Send>;
 type OutputSince = Box<dyn Fn(usize, usize) -> Option<String> + Send>;
@@ -264,6 +268,12 @@ impl Inflight {
     /// Returns true if this request is pending.
     pub(crate) fn is_awaited(&self, request: u64) -> bool {
         self.table.lock().requests.contains_key(&request)
+    }
+
+    /// Returns false while another thread keeps the lock for which most functions of this type wait: a garbage collection may
+    /// have stopped a Lisp thread that sends an answer.
+    pub(crate) fn is_unlocked(&self) -> bool {
+        self.table.try_lock_for(BRIEF_LOCK_TIME).is_some()
     }
 
     /// Returns true if no request is pending.
@@ -543,7 +553,9 @@ impl Inflight {
     /// which may have expired, too.
     pub(crate) fn run_timers(&self, now: Instant) -> Option<Instant> {
         for _ in 0..MAX_TIMERS_PER_TURN {
-            let mut table = self.table.lock();
+            let Some(mut table) = self.table.try_lock_for(BRIEF_LOCK_TIME) else {
+                return Some(now + LOCK_RETRY_INTERVAL);
+            };
             let (time, timer) = *table.timers.first()?;
             if time > now {
                 return Some(time);
@@ -573,7 +585,10 @@ impl Inflight {
                 }
             }
         }
-        self.table.lock().timers.first().map(|(time, _)| *time)
+        match self.table.try_lock_for(BRIEF_LOCK_TIME) {
+            Some(table) => table.timers.first().map(|(time, _)| *time),
+            None => Some(now + LOCK_RETRY_INTERVAL),
+        }
     }
 }
 

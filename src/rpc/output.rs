@@ -403,7 +403,10 @@ impl Output {
         let was_empty = buffer.backlog() == 0;
         write(&mut buffer);
         self.update_congestion(&buffer);
-        if was_empty && buffer.backlog() > 0 || buffer.is_broken {
+        let needs_flush = was_empty && buffer.backlog() > 0 || buffer.is_broken;
+        // Only from here on does the woken thread see the backlog.
+        drop(buffer);
+        if needs_flush {
             self.waker.wake();
         }
     }

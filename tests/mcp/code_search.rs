@@ -365,7 +365,7 @@ fn find_references_lists_callers_with_place_and_source_line() {
             "SMALL  evaluation 1, line 24: (defun small (x) (target x))",
             "BIG  evaluation 1, line 25: (defun big (x) (small x))",
             "DATA  evaluation 1, line 26: (defun data () 'target)  (as data)",
-            "Not searched: TARGET in quoted lists, names computed for FUNCALL, recursive calls and files that are not \
+            "Not searched: TARGET in quoted lists, names computed for FUNCALL, recursive calls, top-level code outside functions and files that are not \
              loaded.",
         ]
     );

@@ -1,7 +1,7 @@
 //! The part of `parking_lot` that the modules use, built on shuttle's primitives.
 
 use std::ops::{Deref, DerefMut};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use shuttle::sync;
 
@@ -35,6 +35,11 @@ impl<T> Mutex<T> {
     /// Locks the mutex.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         MutexGuard(Some(self.0.lock().expect("no panic while it is locked")))
+    }
+
+    /// Locks the mutex if no other thread has it. Time does not pass here.
+    pub fn try_lock_for(&self, _: Duration) -> Option<MutexGuard<'_, T>> {
+        self.0.try_lock().ok().map(|guard| MutexGuard(Some(guard)))
     }
 }
 
