@@ -118,11 +118,7 @@ global name."
                                    (and (fboundp defined) (global-function defined)))))
                (and definition (eq code (function-code definition)))))
             ((macro-function name) (eq code (function-code (macro-function name))))
-            ((fboundp name) (eq code (function-code (global-function name))))
-            ;; A function that was removed from its name leaves an object behind. Otherwise the name never was a global one,
-            ;; as that of a NAMED-LAMBDA.
-            ((sb-int:find-fdefn name) nil)
-            (t :unknown)))))
+            (t (and (fboundp name) (eq code (function-code (global-function name)))))))))
 
 (defun live-functions (code)
   "Return the simple functions of the component CODE, without top-level forms. Return NIL if these functions can no longer be

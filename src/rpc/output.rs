@@ -279,8 +279,7 @@ impl Output {
             return false;
         }
         self.direct.writers.fetch_add(1, Ordering::SeqCst);
-        let is_written =
-            !self.direct.are_excluded.load(Ordering::SeqCst) && rustix::io::write(&self.fd, frame).is_ok();
+        let is_written = !self.direct.are_excluded.load(Ordering::SeqCst) && rustix::io::write(&self.fd, frame).is_ok();
         self.direct.writers.fetch_sub(1, Ordering::Release);
         is_written
     }

@@ -10,7 +10,7 @@ use super::operation::{Operation, RecordsBuilder};
 use super::post_processing::{BoundPostProcessing, PostProcessing};
 use super::reentry::{DEADLOCK, DEADLOCK_IN_BACKGROUND, FORKED, NO_THREADS};
 use super::scheduler::{JobWait, Request, SchedulerState};
-use super::{INSPECTION_TIMEOUT, Inner, BRIEF_LOCK_TIME, Reply, utf32};
+use super::{BRIEF_LOCK_TIME, INSPECTION_TIMEOUT, Inner, Reply, utf32};
 use crate::config::{ImageConfig, Limits};
 use crate::error::{BootError, HoldEnd, InspectError};
 use crate::image::process::is_forked;

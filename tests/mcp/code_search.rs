@@ -207,7 +207,7 @@ fn find_references_says_where_sbcl_keeps_no_cross_references() {
     let sets = references(&mut server, "*only-set*", "sets");
     assert!(sets[0].starts_with("SETS-IT  evaluation 2, line 1: "), "{sets:?}");
     assert!(
-        sets[1].contains(" quoted lists, code compiled with (space 3), and files that are not loaded."),
+        sets[1].contains(" quoted lists, top-level code outside functions, code compiled with (space 3), and files"),
         "{sets:?}"
     );
     assert_eq!(references(&mut server, "same", "callees")[0], "The compiled code of SAME calls nothing by name.");

@@ -51,6 +51,24 @@ fn frame_locals_never_shows_an_empty_variable_name(mode: Mode) {
     assert!(!locals.contains("||"), "{locals}");
 }
 
+/// The stack memory of a frame has other contents once the frame has ended.
+#[apply(both_modes)]
+fn functions_made_in_a_held_frame_do_not_access_its_variables_after_the_hold(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(defvar *made* '()) (defun stop (c) (declare (optimize debug)) (error \"stop ~a\" c) c)");
+    let held = call_err(&mut server, "evaluate-lisp", json!({"code": "(stop 5)", "on-error": "debug"}));
+    assert!(held.contains("1: (STOP 5)"), "{held}");
+    let make = "(setf *made* (list (lambda () c) (lambda () (setf c 1)) (let ((c c)) (lambda () c))))
+                (list (funcall (first *made*)) (setf c 6) (funcall (first *made*)))";
+    assert_eq!(call_ok(&mut server, "eval-in-frame", json!({"frame": 1, "code": make})), "=> (5 6 6)");
+    call_ok(&mut server, "abort-evaluation", json!({}));
+    for code in ["(funcall (first *made*))", "(funcall (second *made*))"] {
+        let failed = call_err(&mut server, "evaluate-lisp", json!({"code": code}));
+        assert!(failed.contains("C is the variable of a frame that was held for debugging"), "{failed}");
+    }
+    assert_eq!(server.evaluate("(funcall (third *made*))"), "=> 5");
+}
+
 #[apply(both_modes)]
 fn eval_in_frame_reads_and_sets_local_variables(mode: Mode) {
     let mut server = mode.ready();
