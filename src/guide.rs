@@ -378,7 +378,7 @@ pub mod what_ends_the_process {
     //! | a Rust function calls Lisp when less than 16 KiB of the stack are left, not counting the guard pages | [`Error::CannotCall`](crate::Error::CannotCall) |
     //! | garbage is collected while code on a Lisp thread runs on another stack, as in a coroutine of `corosensei` or the closure of `stacker::grow` | SBCL usually ends the process with status 86 |
     //! | after a garbage collection that a call causes, more than 40 % of the heap is in use, and the amount in use has grown by more than a sixth of the heap since the call began | a `storage-condition`, `heap-nearly-exhausted` |
-    //! | after a garbage collection that a thread causes which Lisp code has started, so much of the heap is in use that the next collection might lack room | the threads that Lisp code has started are ended, and a `tracing` event of the target `sbcl` says so |
+    //! | after a garbage collection, so much of the heap is in use that the next collection might lack room, and no call fills the heap | the threads that Lisp code has started are ended, and a `tracing` event of the target `sbcl` says so |
     //! | handlers of such a `storage-condition` keep filling the heap until six collections are nested | no further handler runs: the call fails with the condition |
     //! | a single object does not fit in the heap | a `storage-condition` |
     //! | the heap is exhausted during a collection, because several calls together keep too much memory in use, or because code cannot be interrupted | SBCL ends the process with status 87 |
